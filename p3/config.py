@@ -8,6 +8,7 @@ of p3's own is named ``P3_*``.  Units are in the names: ``_s`` seconds, ``_bytes
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional, Tuple
 
@@ -52,7 +53,8 @@ class Settings:
         """Read the settings from ``env`` (default: the process's environment).
 
         Raises ``UsageError`` naming the variable if a value is missing or makes no sense,
-        and if another launcher's variables show several tasks but no role was given.
+        if another launcher's variables show several tasks but no role was given, and if a
+        job that is not on loopback alone has no secret.
         """
         env = os.environ if env is None else env
         role = env.get("DMLC_ROLE", "").strip().lower()
@@ -73,7 +75,9 @@ class Settings:
         )
         if role == WORKER and env.get("DMLC_WORKER_ID"):
             values["worker_id"] = _int(env, "DMLC_WORKER_ID")
-        return cls(**values)
+        settings = cls(**values)
+        _refuse_open(settings)
+        return settings
 
     def agreed(self) -> Dict[str, Any]:
         """The settings that must be the same in every process of a job, as plain values."""
@@ -99,8 +103,41 @@ def adopt(settings: Settings) -> None:
 
 
 def hide_role(env: Optional[MutableMapping[str, str]] = None) -> None:
-    """Take DMLC_ROLE out of the environment, so that MXNet's native store lets us be."""
-    (os.environ if env is None else env).pop("DMLC_ROLE", None)
+    """Take DMLC_ROLE out of the environment, so that MXNet's native store lets us be.
+
+    What the process starts from here on is told by P3_LAUNCHED that p3's launcher was there.
+    """
+    env = os.environ if env is None else env
+    env.pop("DMLC_ROLE", None)
+    env["P3_LAUNCHED"] = "1"
+
+
+def under_launcher() -> bool:
+    """Whether p3's launcher started this process.  Raises nothing, whatever else is set."""
+    if _current is not None:
+        return _current.launched
+    return os.environ.get("P3_LAUNCHED", "") not in ("", "0")
+
+
+def environment() -> Dict[str, str]:
+    """A copy of the process's environment, for the launcher to start others with."""
+    return dict(os.environ)
+
+
+def take_report_fd() -> Optional[int]:
+    """The descriptor on which `p3 launch` wants to hear of a failure first; once, or None."""
+    value = os.environ.pop("P3_REPORT_FD", "")
+    return int(value) if value.isdigit() else None
+
+
+def use_naive_engine() -> None:
+    """Have MXNet, not yet imported, run each operation in the caller's thread."""
+    os.environ["MXNET_ENGINE_TYPE"] = "NaiveEngine"
+
+
+def naive_engine() -> bool:
+    """Whether MXNet runs, or will run, each operation in the caller's thread."""
+    return os.environ.get("MXNET_ENGINE_TYPE", "") == "NaiveEngine"
 
 
 def _own(env: Mapping[str, str]) -> Dict[str, Any]:
@@ -150,6 +187,24 @@ def _refuse_lonely(env: Mapping[str, str]) -> None:
                 " DMLC_ROLE, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and"
                 " DMLC_NUM_SERVER set, or one machine's job by `p3 launch -n N SCRIPT ARGS`."
             )
+
+
+def _refuse_open(settings: Settings) -> None:
+    """Raise if a job that other hosts can reach has no secret to keep strangers out."""
+    if settings.secret is None and not is_loopback(settings.root_host):
+        raise UsageError(
+            f"DMLC_PS_ROOT_URI={settings.root_host} is not loopback, and without a secret p3 talks"
+            " on loopback only. Make one with `export P3_SECRET=$(openssl rand -hex 32)` and export"
+            " the same value on every host of the job (or P3_SECRET_FILE, a file that holds it)."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host``, an address or a name, stands for this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _need(env: Mapping[str, str], name: str) -> str:

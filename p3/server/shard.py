@@ -1,0 +1,202 @@
+"""A server's part of the keys: records in, replies out.  Pure; owned by one thread.
+
+``Shard.handle(rank, item)`` takes one record of one worker and returns what to send to whom.
+It holds the values of its units, gathers pushes into rounds (``rounds.py``), applies each
+complete round and answers every rank that took part, at once, with the priority that rank 0
+gave: the value itself where the push asked for it, else that it is done.
+
+How a round is applied is the shard's one dependency: ``apply(unit, pushes)`` updates the
+unit's flat ``value`` in place from the pushes in rank order.  Without an optimizer it is
+``assign``.
+
+Synchronous values are sent as they are, without a copy: the next update needs a push of
+every rank, and a rank pushes a key again only when it has the value of the last round.
+Asynchronous values are copied, as another rank's push may change them at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from p3.rounds import Array, Gathering, Push, Rounds, total
+from p3.slicing import KeyEntry, Slice
+from p3.wire import DONE, ERROR, INIT, PULL, PUSH, VALUE, WANT_VALUE, Item, Record
+
+
+class Reply(NamedTuple):
+    """An item for the worker of that rank."""
+
+    rank: int
+    item: Item
+
+
+class Unit:
+    """One piece that is updated at once: its value, its pushes, the pulls that wait for it."""
+
+    def __init__(self, entry: KeyEntry, slices: Sequence[Slice], num_workers: int) -> None:
+        self.entry = entry
+        self.slices = {part.index: part for part in slices}
+        self.start, stop = slices[0].start, slices[-1].stop
+        self.whole = entry.whole or stop - self.start == entry.size
+        self.value: Array = np.zeros(stop - self.start, entry.dtype)
+        self.missing = set(self.slices)  # slices not initialised yet
+        self.gathering = Gathering(list(self.slices))
+        self.rounds = Rounds(num_workers)
+        self.waiting: List[Tuple[int, Record]] = []  # pulls before the value is there
+        self.error: Optional[str] = None
+
+    @property
+    def name(self) -> str:
+        """For messages: the key, and the slice where the key has several."""
+        first = next(iter(self.slices))
+        return f"key {self.entry.key!r}" + ("" if self.whole else f" slice {first}")
+
+    def part(self, index: int) -> Array:
+        """The view of ``value`` that slice ``index`` is."""
+        place = self.slices[index]
+        return self.value[place.start - self.start : place.stop - self.start]
+
+
+Apply = Callable[[Unit, List[Push]], None]
+
+
+def assign(unit: Unit, pushes: List[Push]) -> None:
+    """What a store without an optimizer does: the sum is the value."""
+    total(pushes, unit.value)
+
+
+class Shard:
+    """The units of one server."""
+
+    def __init__(
+        self, rank: int, num_workers: int, num_servers: int, slice_elems: int, apply: Apply
+    ) -> None:
+        self._rank, self._num_workers, self._num_servers = rank, num_workers, num_servers
+        self._slice_elems, self._apply = slice_elems, apply
+        self.entries: Dict[int, KeyEntry] = {}
+        self._units: Dict[Tuple[int, int], Unit] = {}
+
+    def add_key(self, entry: KeyEntry) -> None:
+        """Learn a key; must come before its first record.  Repeats are ignored."""
+        if entry.id in self.entries:
+            return
+        self.entries[entry.id] = entry
+        slices = entry.slices(self._slice_elems, self._num_servers)
+        mine = [part for part in slices if part.server == self._rank]
+        for group in [mine] if entry.whole and mine else [[part] for part in mine]:
+            unit = Unit(entry, group, self._num_workers)
+            for part in group:
+                self._units[entry.id, part.index] = unit
+
+    def units(self, space: int) -> List[Unit]:
+        """The units of a space, each once, in key order."""
+        found = (unit for unit in self._units.values() if unit.entry.space == space)
+        return list(dict.fromkeys(found))
+
+    def handle(self, rank: int, item: Item) -> List[Reply]:
+        """Take one record of worker ``rank``.  Raises ``ValueError`` if it makes no sense."""
+        record = item.record
+        unit = self._units.get((record.key, record.slice))
+        if unit is None:
+            raise ValueError(f"no slice {record.slice} of key id {record.key} here")
+        if unit.error is not None:
+            return [_error(unit, rank, record)]
+        if record.op == PUSH:
+            return self._push(unit, rank, item)
+        if record.op == PULL:
+            if unit.missing:
+                unit.waiting.append((rank, record))
+                return []
+            return [_value(unit, rank, record)]
+        if record.op == INIT:
+            return self._init(unit, rank, item)
+        raise ValueError(f"operation {record.op} is not for a server")
+
+    def _init(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
+        """Store a slice's first value; later ones change nothing."""
+        record = item.record
+        replies = [Reply(rank, Item(record._replace(op=DONE), b"", b""))]
+        if record.slice in unit.missing:
+            unit.part(record.slice)[...] = _array(unit, item)
+            unit.missing.discard(record.slice)
+            if not unit.missing:
+                replies += [_value(unit, puller, pull) for puller, pull in unit.waiting]
+                unit.waiting.clear()
+                replies += self._complete(unit)
+        return replies
+
+    def _push(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
+        push = unit.gathering.add(rank, item.record, item.extra, _array(unit, item))
+        if push is None:
+            return []
+        if unit.entry.mode == "async" and not unit.missing:
+            return self._update(unit, [push])
+        unit.rounds.add(push)
+        return self._complete(unit)
+
+    def _complete(self, unit: Unit) -> List[Reply]:
+        """Apply every round that is complete."""
+        replies: List[Reply] = []
+        while not unit.missing:
+            pushes = unit.rounds.next() if unit.entry.mode == "sync" else unit.rounds.any()
+            if pushes is None:
+                break
+            replies += self._update(unit, pushes)
+        return replies
+
+    def _update(self, unit: Unit, pushes: List[Push]) -> List[Reply]:
+        """Apply one round and answer its pushes in rank order."""
+        try:
+            self._apply(unit, pushes)
+        except Exception as error:  # the optimizer's, whatever it is: every rank must hear it
+            unit.error = (
+                f"{unit.name}: the update of round {pushes[0].records[0].round} failed on server"
+                f" {self._rank}: {type(error).__name__}: {error}"
+            )
+            return [_error(unit, push.rank, record) for push in pushes for record in push.records]
+        leader = pushes[0].records[0].priority
+        return [
+            _result(unit, push.rank, record._replace(priority=leader))
+            for push in pushes
+            for record in push.records
+        ]
+
+    def __repr__(self) -> str:
+        late = {
+            unit.name: unit.rounds.awaited()
+            for unit in self._units.values()
+            if unit.rounds.awaited()
+        }
+        return f"<Shard {self._rank}: {len(self._units)} slices, awaited ranks: {late or 'none'}>"
+
+
+def _array(unit: Unit, item: Item) -> Array:
+    """The item's payload as a flat array; raises ``ValueError`` unless it fits the slice."""
+    place = unit.slices[item.record.slice]
+    size = len(item.payload)
+    array = np.frombuffer(item.payload, unit.entry.dtype) if size else np.empty(0)
+    if len(array) != place.stop - place.start:
+        raise ValueError(
+            f"{unit.name}: {len(array)} elements where the slice has {place.stop - place.start}"
+        )
+    return array
+
+
+def _value(unit: Unit, rank: int, record: Record) -> Reply:
+    payload = memoryview(unit.part(record.slice).view(np.uint8))
+    if unit.entry.mode == "async":
+        payload = memoryview(bytes(payload))
+    return Reply(rank, Item(record._replace(op=VALUE, flags=0), b"", payload))
+
+
+def _result(unit: Unit, rank: int, record: Record) -> Reply:
+    if record.flags & WANT_VALUE:
+        return _value(unit, rank, record)
+    return Reply(rank, Item(record._replace(op=DONE, flags=0), b"", b""))
+
+
+def _error(unit: Unit, rank: int, record: Record) -> Reply:
+    text = (unit.error or "").encode()
+    return Reply(rank, Item(record._replace(op=ERROR, flags=0), b"", text))

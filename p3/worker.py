@@ -1,0 +1,252 @@
+"""The worker's I/O thread: store operations in, slices out, answers back into the arrays.
+
+One thread owns the exchange, the keys' queues and their counters.  Other threads only append
+to the inbox and wake it: ``submit`` from MXNet's engine threads, ``know`` and ``fail`` from
+the control thread.
+
+Order.  The requests of one key run one after another, as the script made them: a push ends
+when every slice of its round is answered, a pull when every slice has come.  So a pull gives
+the value after the caller's latest push, never a mixture of two rounds, and no server ever
+holds more than one push of a rank.  Different keys do not wait for each other; their slices
+go out by priority.
+
+Memory.  Slices are sent from the gradient's own memory and written straight into the
+weight's.  Both belong to an open engine operation until ``Request.end``.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from p3.errors import InternalError, P3Error, PeerError
+from p3.exchange import Exchange
+from p3.slicing import KeyEntry, Slice
+from p3.transport import Channel
+from p3.wire import ERROR, INIT, PULL, PUSH, VALUE, WANT_VALUE, Item, Record
+
+
+class Key:
+    """A key on this worker.  The training thread makes it; the I/O thread owns the rest."""
+
+    def __init__(self, space: int, name: Any, shape: Tuple[int, ...], dtype: str) -> None:
+        self.space, self.name, self.shape, self.dtype = space, name, shape, dtype
+        self.itemsize = np.dtype(dtype).itemsize
+        self.nbytes = self.itemsize * int(np.prod(shape, dtype=np.int64))
+        self.error: Optional[P3Error] = None  # why no request of this key can succeed any more
+        self.slices: List[Slice] = []  # empty until the scheduler has placed the key
+        self.id = -1
+        self.round = 0  # pushes begun
+        self.queue: Deque[Request] = collections.deque()
+        self.active: Optional[Request] = None
+
+
+class Request:
+    """One operation of a script on one key: INIT, PUSH or PULL, with its memory.
+
+    ``source``: bytes to send (INIT, PUSH); ``target``: bytes to write (PULL, and PUSH that
+    wants the value), both as flat uint8 arrays over the operation's NDArrays or ``None``.
+    ``end(error)`` is called once, on the I/O thread.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        op: int,
+        priority: int,
+        end: Callable[[Optional[str]], None],
+        source: Optional[memoryview] = None,
+        target: Optional[memoryview] = None,
+        step: int = 0,
+        extra: bytes = b"",
+    ) -> None:
+        self.key, self.op, self.end = key, op, end
+        self.priority = max(-(2**31), min(int(priority), 2**31 - 1))
+        self.source = source
+        self.target = None if target is None else np.frombuffer(target, np.uint8)
+        self.step, self.extra = step, extra
+        self.awaited: Set[int] = set()  # slices not answered yet
+
+
+class Worker:
+    """The thread and its state.  ``submit``, ``know``, ``fail`` and ``flush`` are thread-safe."""
+
+    def __init__(self, exchange: Exchange, wake: Callable[[], None], num_servers: int) -> None:
+        """``wake``: ends the exchange's wait, from any thread."""
+        self.error: Optional[P3Error] = None
+        self._exchange, self._wake, self._num_servers = exchange, wake, num_servers
+        self._inbox: Deque[Callable[[], None]] = collections.deque()
+        self._keys: Dict[int, Key] = {}  # by id, once placed
+        self._open: Set[Request] = set()  # submitted and not ended
+        self._idle = threading.Condition()
+        self._stopping = False
+        self._greeted = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="p3-worker", daemon=True)
+
+    def start(self, servers: Sequence[Tuple[bytes, str, str]], token: bytes) -> None:
+        """Connect to ``servers``, as ``(peer, data address, credit address)``, and run."""
+        for peer, data, credit in servers:
+            self._exchange.connect(peer, data, credit, token)
+        self._thread.start()
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Block until every server has greeted; raises ``PeerError`` naming who has not."""
+        if not self._greeted.wait(timeout_s):
+            missing = [f"server {rank}" for rank in range(self._num_servers) if not self._met(rank)]
+            raise PeerError(
+                f"no answer from {', '.join(missing)} after {timeout_s:g} s: the address it"
+                " advertised cannot be reached from here (see DMLC_NODE_HOST, DMLC_INTERFACE)"
+            )
+        if self.error is not None:
+            raise self.error
+
+    def submit(self, request: Request) -> None:
+        """Queue a request behind the earlier ones of its key."""
+        self._open.add(request)
+        if self.error is not None:  # after the add: either we see it here or _fail_all does there
+            self._end(request, str(self.error))
+        else:
+            self._do(lambda: self._queue(request))
+
+    def know(self, key: Key, entry: KeyEntry, slices: List[Slice]) -> None:
+        """The scheduler has placed ``key``; its requests may go."""
+        self._do(lambda: self._placed(key, entry, slices))
+
+    def fail_key(self, key: Key, error: P3Error) -> None:
+        """End all requests of ``key``, now and later, with ``error``."""
+        self._do(lambda: self._fail_key(key, error))
+
+    def fail(self, error: P3Error) -> None:
+        """End all requests, now and later, with ``error``; the first error stays."""
+        if self.error is None:
+            self.error = error
+        self._do(self._fail_all)
+
+    def flush(self, timeout_s: Optional[float] = None) -> bool:
+        """Wait until no request is open; ``False`` after ``timeout_s``."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._open, timeout_s)
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread; whatever is still open fails."""
+        self._stopping = True
+        self._do(lambda: None)
+        self._thread.join(timeout_s)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._wake()
+
+    def _met(self, rank: int) -> bool:
+        peer = b"server:%d" % rank
+        return all((c, peer) in self._exchange.greeted for c in (Channel.DATA, Channel.CREDIT))
+
+    def _run(self) -> None:
+        """The loop: receive, act, send."""
+        try:
+            while not self._stopping:
+                for peer, items in self._exchange.receive(1.0):
+                    for item in items:
+                        self._answer(peer, item)
+                while self._inbox:
+                    self._inbox.popleft()()
+                self._exchange.pump()
+                if not self._greeted.is_set() and all(map(self._met, range(self._num_servers))):
+                    self._greeted.set()
+            raise PeerError("this process's p3 connection was closed")
+        except BaseException as error:
+            if not isinstance(error, P3Error):
+                error = InternalError(f"the worker's I/O thread: {type(error).__name__}: {error}")
+            self.error = self.error or error
+            self._fail_all()
+
+    def _queue(self, request: Request) -> None:
+        error = self.error or request.key.error
+        if error is not None:
+            self._end(request, str(error))
+            return
+        request.key.queue.append(request)
+        self._advance(request.key)
+
+    def _placed(self, key: Key, entry: KeyEntry, slices: List[Slice]) -> None:
+        key.id, key.slices = entry.id, slices
+        self._keys[entry.id] = key
+        self._advance(key)
+
+    def _advance(self, key: Key) -> None:
+        """Begin the key's next request if none is under way and the key is placed."""
+        if key.active is not None or not key.queue or not key.slices:
+            return
+        request = key.active = key.queue.popleft()
+        if request.op == PUSH:
+            key.round += 1
+        request.awaited = {part.index for part in key.slices}
+        flags = WANT_VALUE if request.op == PUSH and request.target is not None else 0
+        for part in key.slices:
+            record = Record(
+                key.id, part.index, key.round, request.step, request.priority, request.op, flags
+            )
+            payload: "bytes | memoryview" = b""
+            if request.source is not None:
+                payload = request.source[part.start * key.itemsize : part.stop * key.itemsize]
+            self._exchange.put(b"server:%d" % part.server, Item(record, request.extra, payload))
+
+    def _answer(self, peer: bytes, item: Item) -> None:
+        """One slice has been answered by a server."""
+        record = item.record
+        key = self._keys.get(record.key)
+        request = key.active if key is not None else None
+        if key is None or request is None or record.slice not in request.awaited:
+            if key is None or key.error is None:
+                self._exchange.reject(peer, ValueError(f"nobody awaits {record}"))
+            return
+        if record.op == ERROR:
+            text = bytes(item.payload).decode(errors="replace")
+            self._fail_key(key, PeerError(text, "server", int(peer.split(b":")[1])))
+            return
+        if record.op == VALUE and request.target is not None:
+            part = key.slices[record.slice]
+            target = request.target[part.start * key.itemsize : part.stop * key.itemsize]
+            if len(item.payload):
+                np.copyto(target, np.frombuffer(item.payload, np.uint8))
+        request.awaited.discard(record.slice)
+        if not request.awaited:
+            key.active = None
+            self._end(request, None)
+            self._advance(key)
+
+    def _fail_key(self, key: Key, error: P3Error) -> None:
+        key.error = key.error or error
+        requests = [*([key.active] if key.active else []), *key.queue]
+        key.active = None
+        key.queue.clear()
+        for request in requests:
+            self._end(request, str(key.error))
+
+    def _fail_all(self) -> None:
+        self._greeted.set()
+        for request in list(self._open):
+            request.key.active = None
+            request.key.queue.clear()
+            self._end(request, str(self.error))
+
+    def _end(self, request: Request, error: Optional[str]) -> None:
+        with self._idle:
+            if request not in self._open:
+                return
+            self._open.discard(request)
+            if not self._open:
+                self._idle.notify_all()
+        request.end(error)
+
+    def __repr__(self) -> str:
+        waiting = {
+            str(request.key.name): sorted(request.awaited) for request in list(self._open)[:10]
+        }
+        return f"<Worker {len(self._open)} requests open {waiting}; {self._exchange!r}>"
+
+
+__all__ = ["INIT", "PULL", "PUSH", "Key", "Request", "Worker"]
