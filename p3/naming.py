@@ -1,0 +1,141 @@
+"""The names of p3's stores, and how MXNet comes to know them.
+
+MXNet looks for a name in ``KVStoreBase.kv_registry`` before its native stores, and what it
+knows nowhere becomes a native local store, or no store at all on a single device: a typing
+error then trains every worker alone, silently.  So ``register`` also puts a check before
+MXNet's two entrances, ``mx.kvstore.create`` and ``mxnet.model._create_kvstore``.
+
+Nothing here imports MXNet before ``register`` is called, or ``p3.store`` before a store is
+created.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+
+from p3 import config
+from p3.errors import UsageError
+
+if TYPE_CHECKING:
+    from p3.store import P3KVStore
+
+#: name of a store -> its ``type``, of which MXNet reads ``dist``, ``_sync`` and ``_async``
+STORES: Dict[str, str] = {
+    "dist_sync_p3": "dist_sync_p3",
+    "dist_device_sync_p3": "dist_device_sync_p3",
+    "dist_async_p3": "dist_async_p3",
+    "p3": "dist_sync_p3",
+    "dist_p3": "dist_sync_p3",
+}
+
+#: MXNet's own, as its documentation and examples write them, for suggestions
+NATIVE = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async")
+
+#: MXNet tells native stores by what their names contain: the words they are made of
+_KINDS = frozenset(("local", "device", "nccl", "dist", "horovod", "byteps"))
+_WORDS = _KINDS | {"sync", "async", "update", "allreduce", "cpu"}
+
+_forbidden: Optional[str] = None  # why this process may have none of p3's stores
+
+
+def register() -> None:
+    """Make p3's stores known to MXNet and have it refuse misspelt names.  Idempotent."""
+    import mxnet
+
+    registry = mxnet.kvstore.KVStoreBase.kv_registry
+    for name in STORES:
+        registry[name] = functools.partial(_create, name)
+    _wrap(mxnet.kvstore, "create", _checked_create)
+    _wrap(mxnet.model, "_create_kvstore", _checked_create_kvstore)
+
+
+def forbid(reason: str) -> None:
+    """From now on creating one of p3's stores raises ``UsageError(reason)``."""
+    global _forbidden
+    _forbidden = reason
+
+
+def check(name: str) -> None:
+    """Raise ``UsageError`` if ``name`` is no store, or one that cannot work in this job."""
+    name = name.lower()
+    if name in STORES or name in _registered():
+        return
+    if not _is_native(name):
+        raise UsageError(_unknown(name))
+    if "dist" in name and config.under_launcher():
+        raise UsageError(
+            f"kvstore {name!r} is MXNet's own distributed store, but this process was started by"
+            " p3's launcher, which runs p3's servers and not MXNet's."
+            f" Use {_counterpart(name)!r}, or start the job with `p3 launch --native`."
+        )
+
+
+def _create(name: str) -> P3KVStore:
+    if _forbidden is not None:
+        raise UsageError(f"kvstore {name!r}: {_forbidden}")
+    from p3.store import P3KVStore
+
+    return P3KVStore(STORES[name])
+
+
+def _is_native(name: str) -> bool:
+    words = name.split("_")
+    return all(word in _WORDS for word in words) and any(word in _KINDS for word in words)
+
+
+def _registered() -> List[str]:
+    import mxnet
+
+    return list(mxnet.kvstore.KVStoreBase.kv_registry)
+
+
+def _counterpart(name: str) -> str:
+    """p3's store for those who asked for MXNet's ``name``."""
+    if "async" in name:
+        return "dist_async_p3"
+    return "dist_device_sync_p3" if "device" in name else "dist_sync_p3"
+
+
+def _unknown(name: str) -> str:
+    known = [*STORES, *NATIVE, *(other for other in _registered() if other not in STORES)]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return (
+        f"kvstore {name!r} is unknown{hint}: p3's stores are {', '.join(STORES)};"
+        f" MXNet's own are {', '.join(NATIVE)}"
+    )
+
+
+def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Put ``wrapper`` before ``module.name``, in every module of MXNet that holds it."""
+    original = getattr(module, name)
+    if getattr(original, "checked_by_p3", False):
+        return
+
+    @functools.wraps(original)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    checked.checked_by_p3 = True  # type: ignore[attr-defined]
+    for path, holder in list(sys.modules.items()):
+        if path.split(".")[0] == "mxnet" and getattr(holder, "__dict__", {}).get(name) is original:
+            setattr(holder, name, checked)
+
+
+def _checked_create(original: Callable[..., Any], name: Any = "local") -> Any:
+    if isinstance(name, str):
+        check(name)
+    return original(name)
+
+
+def _checked_create_kvstore(
+    original: Callable[..., Any], kvstore: Any, num_device: int, arg_params: Any
+) -> Any:
+    """On one device MXNet creates no store for a name without ``dist`` in lower case."""
+    if isinstance(kvstore, str):
+        check(kvstore)
+        kvstore = STORES.get(kvstore.lower(), kvstore)
+    return original(kvstore, num_device, arg_params)
