@@ -180,7 +180,7 @@ class Node:
 
     def _embed(self, network: InprocNetwork) -> str:
         """Run a scheduler and a server on threads; return the scheduler's address."""
-        from p3.scheduler.serve import serve_on
+        from p3.scheduler.process import serve_on
         from p3.server.process import serve_on as run_server
 
         port = InprocPort(network)

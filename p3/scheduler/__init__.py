@@ -1,6 +1,6 @@
 """The scheduler: who is who, where keys live, who waits for whom, who has died.
 
-Read ``state.py`` (the decisions, pure) first, then ``serve.py`` (the socket and the clock);
+Read ``state.py`` (the decisions, pure) first, then ``process.py`` (the socket and the clock);
 clients use ``p3.control``.  The messages, each a JSON object with a "kind", and a blob:
 
     client -> scheduler
@@ -29,3 +29,15 @@ clients use ``p3.control``.  The messages, each a JSON object with a "kind", and
         stop                                    all workers are done
         bye                                     to goodbye and to fail
 """
+
+from __future__ import annotations
+
+from p3.config import Settings
+
+
+def serve(settings: Settings) -> int:
+    """Be the scheduler of a job until it ends; returns the process's exit code.  Blocks."""
+    from p3 import __version__
+    from p3.scheduler.process import serve as run
+
+    return run(settings, __version__)
