@@ -276,7 +276,7 @@ class ControlClient:
                     self._take(message)
                 self._beat()
             self._flush()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (from a callback: anything)
             self._broken(error)
         finally:
             self._port.close(_LINGER_S)
@@ -341,7 +341,7 @@ class ControlClient:
         req, name, rank = get_int(body, "req"), get_str(body, "name"), get_int(body, "from_rank")
         try:
             self._on_command(req, name, get_dict(body, "body"), blob, rank)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (told to who asked)
             _log.exception("command %s from rank %d", name, rank)
             self.reply(req, {}, error=f"{name}: {type(error).__name__}: {error}")
 
@@ -350,7 +350,10 @@ class ControlClient:
         _log.error("the control thread ended", exc_info=error)
         reason = f"its control thread ended: {type(error).__name__}: {error}"
         self._send({"kind": "fail", "reason": reason})
-        self._failed(self._own_failure(reason))
+        try:
+            self._failed(self._own_failure(reason))
+        except Exception:  # noqa: BLE001  (the same callback, perhaps)
+            _log.exception("on_event, told of the failure")
 
 
 def _answers(body: Body, blob: bytes) -> Answers:

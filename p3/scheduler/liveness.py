@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 
 class Liveness:
@@ -16,7 +16,7 @@ class Liveness:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._heard: Dict[bytes, float] = {}
-        self._checked: float = float("-inf")
+        self._checked: Optional[float] = None
 
     def heard(self, peer: bytes, now: float) -> None:
         """Watch ``peer`` from now on, or note that it lives."""
@@ -28,7 +28,7 @@ class Liveness:
 
     def silent(self, now: float) -> List[bytes]:
         """The peers not heard for the timeout; call it several times within one timeout."""
-        gap = now - self._checked
+        gap = 0.0 if self._checked is None else now - self._checked
         if gap > self._timeout_s / 2:
             for peer, when in self._heard.items():
                 self._heard[peer] = min(now, when + gap)

@@ -13,9 +13,9 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
-#: of this protocol; grows whenever an older peer would not understand
-VERSION = "1"
+from p3 import __version__
 
+VERSION = __version__  #: all processes of a job run the same p3
 Body = Dict[str, Any]
 Key = Union[int, str]  #: as scripts name keys; 3 and "3" are two keys
 
