@@ -45,10 +45,10 @@ def main(argv: List[str]) -> int:
         raise UsageError(f"there is no script {script.target!r} in {os.getcwd()}")
     servers = options.servers or options.workers
     env = config.environment()
-    with _reserved_port() as port:
-        job_env = _job_env(env, port, options.workers, servers, options.native)
-        specs = _specs(script, job_env, options.workers, servers, options.native)
-        return Job(specs, colour="NO_COLOR" not in env).run()
+    with reserved_port() as port:
+        env = job_env(env, port, options.workers, servers, options.native)
+        processes = specs(script, env, options.workers, servers, options.native)
+        return Job(processes, colour="NO_COLOR" not in env).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +81,7 @@ def _count(text: str) -> int:
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
+def reserved_port() -> Iterator[int]:
     """A free port, kept from others until the end.
 
     The socket is bound but does not listen, so the scheduler, whose socket allows address
@@ -93,7 +93,7 @@ def _reserved_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def _job_env(
+def job_env(
     env: Dict[str, str], port: int, workers: int, servers: int, native: bool
 ) -> Dict[str, str]:
     """The environment that all processes of the job share."""
@@ -112,9 +112,13 @@ def _job_env(
     return env
 
 
-def _specs(
+def specs(
     script: Script, env: Dict[str, str], workers: int, servers: int, native: bool
 ) -> List[Spec]:
+    """The processes of a job: ``scheduler``, ``server 0``, ..., ``worker 0``, ... run ``script``.
+
+    Each starts as ``p3 run``; ``env`` is what ``job_env`` made.
+    """
     command = [sys.executable, "-m", "p3", "run", *(["--native"] if native else [])]
     command += script.command()
 

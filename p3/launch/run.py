@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import signal
@@ -46,16 +47,18 @@ def main(argv: List[str]) -> int:
     parser = _parser()
     options, script = scripts.split(argv)
     native = parser.parse_args(options).native
-    report = _Report(config.take_report_fd())
-    if native:
-        return report.failure(_run_native(parser, script))
+    with _Report(config.take_report_fd()) as report:
+        return report.failure((_run_native if native else _run)(parser, script, report))
+
+
+def _run(parser: argparse.ArgumentParser, script: Optional[Script], report: _Report) -> int:
     settings = dataclasses.replace(Settings.from_env(), launched=True)
     config.adopt(settings)
     config.hide_role()
     if script is not None:
         scripts.set_path(script)
     if settings.role in (SCHEDULER, SERVER):
-        return report.failure(_serve(settings))
+        return _serve(settings)
     if settings.role == WORKER and script is not None:
         _enlist(settings)
     outcome = _execute(parser, script)
@@ -79,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_native(parser: argparse.ArgumentParser, script: Optional[Script]) -> int:
+def _run_native(parser: argparse.ArgumentParser, script: Optional[Script], _: _Report) -> int:
     """Run a process of a job of MXNet's own stores, which read the role by themselves."""
     naming.forbid("this job runs MXNet's own servers (--native), which p3's stores cannot use")
     if config.environment().get("DMLC_ROLE") in (SCHEDULER, SERVER):
@@ -99,15 +102,18 @@ def _execute(parser: argparse.ArgumentParser, script: Optional[Script]) -> Outco
 
 def _serve(settings: Settings) -> int:
     try:
-        code: int = importlib.import_module("p3." + settings.role).serve(settings)
+        if settings.role == SCHEDULER:
+            from p3.scheduler import serve
+        else:
+            from p3.server import serve
+        return serve(settings)
     except UsageError:
         raise
     except P3Error as error:
         print(f"p3 {settings.role}: {error}", file=sys.stderr)
-        code = 1
+        return 1
     except KeyboardInterrupt:
-        code = INTERRUPTED
-    return code
+        return INTERRUPTED
 
 
 def _enlist(settings: Settings) -> None:
@@ -164,13 +170,20 @@ class _Report:
             with contextlib.suppress(OSError):
                 os.set_inheritable(descriptor, False)
 
+    def __enter__(self) -> _Report:
+        return self
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            self.failure(1)
+
     def forked(self) -> bool:
         """Whether this is a child that the script forked, and so no part of the job."""
         return os.getpid() != self._owner
 
     def failure(self, code: int) -> int:
         """Report the exit code if it means failure; return it."""
-        if code != 0 and self._descriptor is not None:
+        if code != 0 and self._descriptor is not None and not self.forked():
             with contextlib.suppress(OSError):
                 os.write(self._descriptor, b"%d\n" % self._owner)
             self._descriptor = None
@@ -180,18 +193,27 @@ class _Report:
 def _raise_on_sigterm() -> None:
     """Turn SIGTERM into ``SystemExit``, so that the job hears of this worker's end.
 
-    In a forked child it does what it does without p3.
+    In forked children it does what it does without p3, from their first moment on: it is
+    blocked during the fork, as Python forgets a signal that comes before it has got going.
     """
-    owner = os.getpid()
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
 
     def terminate(signum: int, frame: Any) -> None:
         signal.signal(signum, signal.SIG_DFL)  # a second one does not wait
-        if os.getpid() != owner:
-            os.kill(os.getpid(), signum)
         raise scripts.Terminated(128 + signum)
 
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminate)
+    def reset() -> None:
+        if signal.getsignal(signal.SIGTERM) is terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    block, unblock = (
+        functools.partial(signal.pthread_sigmask, how, [signal.SIGTERM])
+        for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+    )
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _join_threads() -> None:

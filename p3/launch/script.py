@@ -117,7 +117,9 @@ def _run_source(script: Script) -> None:
         raise SystemExit(2) from None
     sys.argv[:] = [script.target, *script.args]
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    main = _new_main(__file__=path, __loader__=loader, __package__=None, __spec__=None)
+    main = _new_main(
+        __file__=path, __cached__=None, __loader__=loader, __package__=None, __spec__=None
+    )
     exec(compile(source, path, "exec", dont_inherit=True), main)
 
 
@@ -156,7 +158,7 @@ def _find(name: str) -> importlib.machinery.ModuleSpec:
 def _new_main(**attributes: Any) -> Dict[str, Any]:
     """A fresh ``__main__``; return its namespace."""
     module = types.ModuleType("__main__")
-    vars(module).update(attributes, __builtins__=__builtins__)
+    vars(module).update(attributes, __builtins__=__builtins__, __annotations__={})
     sys.modules["__main__"] = module
     return vars(module)
 
@@ -182,4 +184,4 @@ def _show(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
