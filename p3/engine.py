@@ -7,7 +7,8 @@ delete an array it pushed, and the forward pass of a layer starts when its weigh
 
 ``complete(error)`` may be called from any thread, once.  With an error, whoever reads an
 array that the operation writes gets ``MXNetError`` with that text, so an unfinished weight
-can never be taken for a result.  Under NaiveEngine, which knows no errors and finishes each
+can never be taken for a result.  Where an array that the operation reads carries such an error
+already, the engine passes it on and never calls ``start``; then ``skipped`` is called.  Under NaiveEngine, which knows no errors and finishes each
 operation before it returns, ``submit`` waits and raises the error itself.
 
 What is relied on of MXNet 1.9.1 beyond its C API, checked when this module is imported:
@@ -34,6 +35,7 @@ from p3.errors import InternalError, UsageError
 
 _lib = mx.base._LIB
 _StartProc = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_DeleteProc = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _EndProc = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _ThreePointers = ctypes.c_void_p * 3
 _CPU = (ctypes.c_int32 * 2)(1, 0)  # {device type, device id}
@@ -47,8 +49,13 @@ NAIVE = config.naive_engine()
 class Operation:
     """One operation of the engine's; made by ``submit``."""
 
-    def __init__(self, start: Callable[[Operation], None], keep: List[Any]) -> None:
-        self._start = start
+    def __init__(
+        self,
+        start: Callable[[Operation], None],
+        skipped: Callable[[], None],
+        keep: List[Any],
+    ) -> None:
+        self._start, self._skipped = start, skipped
         self._keep: Optional[List[Any]] = keep  # arrays, so that their memory stays
         self._end: Optional[List[int]] = None
         self.error: Optional[str] = None
@@ -81,6 +88,7 @@ _numbers = itertools.count(1)
 
 def submit(
     start: Callable[[Operation], None],
+    skipped: Callable[[], None],
     reads: Sequence[Any],
     writes: Sequence[Any],
     priority: int,
@@ -89,12 +97,13 @@ def submit(
     """Enqueue an operation on CPU arrays; returns at once (NaiveEngine excepted).
 
     ``start(operation)`` must not block; it, or any thread later, calls ``complete``.
+    ``skipped()`` is called instead if an array to be read could not be computed.
     ``priority`` orders operations that are ready.  Thread-safe as MXNet's own calls are.
     """
     written = list({chunk(array): array for array in writes}.values())
     chunks = {chunk(array) for array in written}
     read = list({chunk(a): a for a in reads if chunk(a) not in chunks}.values())
-    operation = Operation(start, [*reads, *writes])
+    operation = Operation(start, skipped, [*reads, *writes])
     number = next(_numbers)
     _pending[number] = operation
     for array in read:
@@ -104,7 +113,7 @@ def submit(
         _lib.MXEnginePushAsyncND(
             _on_start,
             ctypes.c_void_p(number),
-            None,
+            _on_delete,
             _CPU,
             _handles(read),
             len(read),
@@ -171,7 +180,15 @@ def _started(_context: int, end: int, number: int) -> None:
             operation.complete(f"{type(error).__name__}: {error}")
 
 
+def _deleted(number: int) -> None:
+    """The engine's call when it forgets an operation, started or not."""
+    operation = _pending.pop(number, None)
+    if operation is not None:
+        operation._skipped()
+
+
 _on_start = _StartProc(_started)
+_on_delete = _DeleteProc(_deleted)
 
 
 def _handles(arrays: Sequence[Any]) -> Any:

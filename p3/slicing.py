@@ -16,7 +16,7 @@ from typing import Any, List, NamedTuple, Tuple
 class Slice(NamedTuple):
     """Elements ``start`` to ``stop`` (exclusive) of a flattened key, held by ``server``."""
 
-    index: int
+    number: int
     start: int
     stop: int
     server: int

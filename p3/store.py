@@ -96,13 +96,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             whole = self._optimizer is not None and optimizers.needs_whole_keys(self._optimizer)
             self._node.declare(state, "async" if "_async" in self._type else "sync", whole)
             if self.rank == 0:
-                source, nbytes = _on_cpu(array), state.nbytes
-
-                def start(operation: engine.Operation, state: Key = state) -> None:
-                    memory = engine.memory(source, nbytes)
-                    self._worker.submit(Request(state, INIT, 0, operation.complete, memory))
-
-                engine.submit(start, [source], [], 0, b"p3_init")
+                self._submit(Request(state, INIT), b"p3_init", source=_on_cpu(array))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """``init`` with rank 0's ``value``, then ``pull`` into ``out``.  Returns at once."""
@@ -117,22 +111,8 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         for name, values in _pairs(key, value):
             state = self._known(name, values)
-            source, step, extra = self._reduce(values), *self._begin_push(name)
-
-            def start(
-                operation: engine.Operation,
-                state: Key = state,
-                source: Any = source,
-                step: int = step,
-                extra: bytes = extra,
-            ) -> None:
-                memory = engine.memory(source, state.nbytes)
-                end = operation.complete
-                self._worker.submit(
-                    Request(state, PUSH, priority, end, memory, step=step, extra=extra)
-                )
-
-            engine.submit(start, [source], [], priority, b"p3_push")
+            request = Request(state, PUSH, priority, *self._begin_push(name))
+            self._submit(request, b"p3_push", source=self._reduce(values))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -146,15 +126,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         for name, outs in _pairs(key, out):
             state = self._known(name, outs, writing=True)
             target = _target(state, outs)
-
-            def start(
-                operation: engine.Operation, state: Key = state, target: Any = target
-            ) -> None:
-                memory = engine.memory(target, state.nbytes, writing=True)
-                end = operation.complete
-                self._worker.submit(Request(state, PULL, priority, end, target=memory))
-
-            engine.submit(start, [], [target], priority, b"p3_pull")
+            self._submit(Request(state, PULL, priority), b"p3_pull", target=target)
             _spread(target, outs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -163,29 +135,13 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Returns at once.  ``out`` (default: ``value`` itself) gets the updated value, or the
         sum over all workers and devices where the store has no optimizer.
         """
-        outs_of = dict(_indexed_pairs(key, value if out is None else out))
-        for index, (name, values) in _indexed_pairs(key, value):
-            state, outs = self._known(name, values), outs_of[index][1]
+        pairs = zip(_pairs(key, value), _pairs(key, value if out is None else out))
+        for (name, values), (_, outs) in pairs:
+            state = self._known(name, values)
             self._known(name, outs, writing=True)
             source, target = self._reduce(values), _target(state, outs)
-            step, extra = self._begin_push(name)
-
-            def start(
-                operation: engine.Operation,
-                state: Key = state,
-                source: Any = source,
-                target: Any = target,
-                step: int = step,
-                extra: bytes = extra,
-            ) -> None:
-                written = engine.memory(target, state.nbytes, writing=True)
-                read = engine.memory(source, state.nbytes)
-                end = operation.complete
-                self._worker.submit(
-                    Request(state, PUSH, priority, end, read, written, step, extra)
-                )
-
-            engine.submit(start, [source], [target], priority, b"p3_pushpull")
+            request = Request(state, PUSH, priority, *self._begin_push(name), wants_value=True)
+            self._submit(request, b"p3_pushpull", source, target)
             _spread(target, outs)
 
     def set_optimizer(self, optimizer: Any) -> None:
@@ -215,6 +171,27 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._node.control.barrier()
 
     _barrier = barrier
+
+    def _submit(
+        self, request: Request, name: bytes, source: Any = None, target: Any = None
+    ) -> None:
+        """Queue the request and enqueue its engine operation, which begins it."""
+        nbytes = request.key.nbytes
+
+        def start(operation: engine.Operation) -> None:
+            written = None if target is None else engine.memory(target, nbytes, writing=True)
+            read = None if source is None else engine.memory(source, nbytes)
+            self._worker.begin(request, operation.complete, read, written)
+
+        self._worker.enqueue(request)
+        engine.submit(
+            start,
+            lambda: self._worker.skip(request),
+            [] if source is None else [source],
+            [] if target is None else [target],
+            request.priority,
+            name,
+        )
 
     def _check_alive(self) -> None:
         if os.getpid() != self._node.pid:
@@ -276,10 +253,6 @@ def _pairs(key: Any, value: Any) -> Iterator[Tuple[Any, List[Any]]]:
     if not arrays:
         raise UsageError(f"key {key!r}: an empty list of values")
     yield key, arrays
-
-
-def _indexed_pairs(key: Any, value: Any) -> "Iterator[Tuple[int, Tuple[Any, List[Any]]]]":
-    return iter(enumerate(_pairs(key, value)))
 
 
 def _check_array(name: Any, array: Any) -> None:

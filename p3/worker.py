@@ -1,11 +1,11 @@
 """The worker's I/O thread: store operations in, slices out, answers back into the arrays.
 
-One thread owns the exchange, the keys' queues and their counters.  Other threads only append
-to the inbox and wake it: ``submit`` from MXNet's engine threads, ``know`` and ``fail`` from
-the control thread.
+One thread owns the exchange, the keys and their counters.  Other threads only append: the
+training thread to a key's queue (``enqueue``, in the script's order), MXNet's engine threads
+(``begin``, when the arrays are free) and the control thread (``know``, ``fail``) to the inbox.
 
-Order.  The requests of one key run one after another, as the script made them: a push ends
-when every slice of its round is answered, a pull when every slice has come.  So a pull gives
+Order.  The requests of one key run one after another, as the script made them, whichever of
+them the engine begins first: a push ends when every slice of its round is answered, a pull when every slice has come.  So a pull gives
 the value after the caller's latest push, never a mixture of two rounds, and no server ever
 holds more than one push of a rank.  Different keys do not wait for each other; their slices
 go out by priority.
@@ -22,8 +22,9 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tu
 
 import numpy as np
 
-from p3.errors import InternalError, P3Error, PeerError
+from p3.errors import InternalError, P3Error, PeerError, UsageError
 from p3.exchange import Exchange
+from p3.rounds import Array
 from p3.slicing import KeyEntry, Slice
 from p3.transport import Channel
 from p3.wire import ERROR, INIT, PULL, PUSH, VALUE, WANT_VALUE, Item, Record
@@ -47,32 +48,35 @@ class Key:
 class Request:
     """One operation of a script on one key: INIT, PUSH or PULL, with its memory.
 
-    ``source``: bytes to send (INIT, PUSH); ``target``: bytes to write (PULL, and PUSH that
-    wants the value), both as flat uint8 arrays over the operation's NDArrays or ``None``.
-    ``end(error)`` is called once, on the I/O thread.
+    ``step``: the training step of a push; ``extra``: what changed on the optimizer before it.
+    ``wants_value``: whether a push is answered with the updated value.
     """
 
     def __init__(
         self,
         key: Key,
         op: int,
-        priority: int,
-        end: Callable[[Optional[str]], None],
-        source: Optional[memoryview] = None,
-        target: Optional[memoryview] = None,
+        priority: int = 0,
         step: int = 0,
         extra: bytes = b"",
+        wants_value: bool = False,
     ) -> None:
-        self.key, self.op, self.end = key, op, end
+        self.key, self.op = key, op
         self.priority = max(-(2**31), min(int(priority), 2**31 - 1))
-        self.source = source
-        self.target = None if target is None else np.frombuffer(target, np.uint8)
-        self.step, self.extra = step, extra
+        self.step, self.extra, self.wants_value = step, extra, wants_value
+        self.begun = False
+        self.end: Callable[[Optional[str]], None] = _never_begun
+        self.source: Optional[memoryview] = None
+        self.target: Optional[Array] = None
         self.awaited: Set[int] = set()  # slices not answered yet
 
 
+def _never_begun(error: Optional[str]) -> None:
+    """The end of a request whose operation the engine has not started."""
+
+
 class Worker:
-    """The thread and its state.  ``submit``, ``know``, ``fail`` and ``flush`` are thread-safe."""
+    """The thread and its state; the public methods may be called from any thread."""
 
     def __init__(self, exchange: Exchange, wake: Callable[[], None], num_servers: int) -> None:
         """``wake``: ends the exchange's wait, from any thread."""
@@ -80,7 +84,7 @@ class Worker:
         self._exchange, self._wake, self._num_servers = exchange, wake, num_servers
         self._inbox: Deque[Callable[[], None]] = collections.deque()
         self._keys: Dict[int, Key] = {}  # by id, once placed
-        self._open: Set[Request] = set()  # submitted and not ended
+        self._open: Set[Request] = set()  # begun and not ended
         self._idle = threading.Condition()
         self._stopping = False
         self._greeted = threading.Event()
@@ -103,13 +107,33 @@ class Worker:
         if self.error is not None:
             raise self.error
 
-    def submit(self, request: Request) -> None:
-        """Queue a request behind the earlier ones of its key."""
+    def enqueue(self, request: Request) -> None:
+        """Put a request behind the earlier ones of its key; ``begin`` or ``skip`` must follow."""
+        request.key.queue.append(request)
+
+    def begin(
+        self,
+        request: Request,
+        end: Callable[[Optional[str]], None],
+        source: Optional[memoryview] = None,
+        target: Optional[memoryview] = None,
+    ) -> None:
+        """The request's arrays are free: ``source`` bytes to send, ``target`` bytes to write.
+
+        ``end(error)`` is called once, on the I/O thread, when both are not needed any more.
+        """
+        request.end, request.source = end, source
+        request.target = None if target is None else np.frombuffer(target, np.uint8)
         self._open.add(request)
         if self.error is not None:  # after the add: either we see it here or _fail_all does there
             self._end(request, str(self.error))
         else:
-            self._do(lambda: self._queue(request))
+            self._do(lambda: self._begin(request))
+
+    def skip(self, request: Request) -> None:
+        """The array to be sent could not be computed, so the key has no further rounds."""
+        error = UsageError(f"the array pushed to key {request.key.name!r} could not be computed")
+        self.fail_key(request.key, error)
 
     def know(self, key: Key, entry: KeyEntry, slices: List[Slice]) -> None:
         """The scheduler has placed ``key``; its requests may go."""
@@ -163,12 +187,12 @@ class Worker:
             self.error = self.error or error
             self._fail_all()
 
-    def _queue(self, request: Request) -> None:
+    def _begin(self, request: Request) -> None:
         error = self.error or request.key.error
         if error is not None:
             self._end(request, str(error))
             return
-        request.key.queue.append(request)
+        request.begun = True
         self._advance(request.key)
 
     def _placed(self, key: Key, entry: KeyEntry, slices: List[Slice]) -> None:
@@ -177,17 +201,17 @@ class Worker:
         self._advance(key)
 
     def _advance(self, key: Key) -> None:
-        """Begin the key's next request if none is under way and the key is placed."""
-        if key.active is not None or not key.queue or not key.slices:
+        """Send the key's next request if none is under way, its arrays are free and it is placed."""
+        if key.active is not None or not key.slices or not (key.queue and key.queue[0].begun):
             return
         request = key.active = key.queue.popleft()
         if request.op == PUSH:
             key.round += 1
-        request.awaited = {part.index for part in key.slices}
-        flags = WANT_VALUE if request.op == PUSH and request.target is not None else 0
+        request.awaited = {part.number for part in key.slices}
+        flags = WANT_VALUE if request.wants_value else 0
         for part in key.slices:
             record = Record(
-                key.id, part.index, key.round, request.step, request.priority, request.op, flags
+                key.id, part.number, key.round, request.step, request.priority, request.op, flags
             )
             payload: "bytes | memoryview" = b""
             if request.source is not None:

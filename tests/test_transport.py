@@ -156,6 +156,31 @@ def test_a_wake_before_recv_is_not_lost(new_port: Callable[[], Any]) -> None:
         assert time.monotonic() - start < DEADLINE_S / 2
 
 
+def test_no_wake_is_lost_among_many(new_port: Callable[[], Any]) -> None:
+    port, rounds = new_port(), 2000
+    asked, seen = [0], threading.Semaphore(0)
+
+    def ask() -> None:
+        for _ in range(rounds):
+            asked[0] += 1
+            port.wake()
+            assert seen.acquire(timeout=DEADLINE_S)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    noise = threading.Thread(target=lambda: [port.wake() for _ in range(20_000)])
+    noise.start()
+    answered, deadline = 0, time.monotonic() + DEADLINE_S
+    while answered < rounds:
+        port.recv(DEADLINE_S)
+        assert time.monotonic() < deadline
+        while answered < asked[0]:
+            answered += 1
+            seen.release()
+    thread.join(DEADLINE_S)
+    noise.join(DEADLINE_S)
+
+
 @pytest.mark.parametrize("secret", [b"another secret", None])
 def test_control_needs_the_secret(secret: Any) -> None:
     server, stranger, friend = (ZmqPort(derive(s)) for s in (b"ours", secret, b"ours"))

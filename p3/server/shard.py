@@ -37,7 +37,7 @@ class Unit:
 
     def __init__(self, entry: KeyEntry, slices: Sequence[Slice], num_workers: int) -> None:
         self.entry = entry
-        self.slices = {part.index: part for part in slices}
+        self.slices = {part.number: part for part in slices}
         self.start, stop = slices[0].start, slices[-1].stop
         self.whole = entry.whole or stop - self.start == entry.size
         self.value: Array = np.zeros(stop - self.start, entry.dtype)
@@ -88,7 +88,7 @@ class Shard:
         for group in [mine] if entry.whole and mine else [[part] for part in mine]:
             unit = Unit(entry, group, self._num_workers)
             for part in group:
-                self._units[entry.id, part.index] = unit
+                self._units[entry.id, part.number] = unit
 
     def units(self, space: int) -> List[Unit]:
         """The units of a space, each once, in key order."""

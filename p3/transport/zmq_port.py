@@ -112,8 +112,10 @@ class ZmqPort:
         timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
         for source, _ in self._poller.poll(timeout_ms):
             if source == self._wake_read:
-                self._awake = False  # before reading: a wake in between costs a spare byte
+                # cleared after reading: a wake in between is seen by the caller's next look,
+                # but cleared before, its byte would be read and the flag stay set for ever
                 os.read(self._wake_read, 4096)
+                self._awake = False
             else:
                 self._drain(source, messages)
         return messages
