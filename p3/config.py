@@ -40,6 +40,7 @@ class Settings:
     encrypt: bool = False  #: P3_ENCRYPT: CURVE on data and credit too, not only on control
     slice_elems: int = 50_000  #: P3_SLICE_ELEMS: elements in a slice
     credit_bytes: int = 0  #: P3_CREDIT_BYTES: bytes in flight from a process; 0: measured
+    observe_order: bool = True  #: P3_OBSERVE_ORDER: use the forward order that was observed
     start_timeout_s: float = 120.0  #: P3_START_TIMEOUT_S: to wait for all roles at the start
     heartbeat_timeout_s: float = 10.0  #: P3_HEARTBEAT_TIMEOUT_S: silence that means death
     allow_optimizers: Tuple[str, ...] = ()  #: P3_ALLOW_OPTIMIZERS: modules of own optimizers
@@ -146,6 +147,7 @@ def _own(env: Mapping[str, str]) -> Dict[str, Any]:
         "encrypt": _bool,
         "slice_elems": _int,
         "credit_bytes": _int,
+        "observe_order": _bool,
         "start_timeout_s": _float,
         "heartbeat_timeout_s": _float,
         "launched": _bool,

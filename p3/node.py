@@ -77,7 +77,9 @@ class Node:
             self.welcome = self.control.wait_welcome(settings.start_timeout_s)
             port = self._new_port()
             exchange = Exchange(port, 4 * settings.slice_elems, settings.credit_bytes)
-            worker = Worker(exchange, port.wake, settings.num_servers)
+            observing = settings.observe_order and self.welcome.rank == 0
+            order = self.control.order if observing else None
+            worker = Worker(exchange, port.wake, settings.num_servers, order)
             servers = [(b"server:%d" % s.rank, s.data, s.credit) for s in self.welcome.servers]
             worker.start(servers, self.welcome.token)
             worker.wait_connected(settings.start_timeout_s)
@@ -163,8 +165,8 @@ class Node:
             key = self._keys.get((int(event.space), event.key))
             if key is not None and self.worker is not None:
                 self.worker.fail_key(key, PeerError(event.reason))
-        elif isinstance(event, Order):
-            pass
+        elif isinstance(event, Order) and self.worker is not None:
+            self.worker.use_order(int(event.space), event.keys)
 
     def _surroundings(self) -> Tuple[Callable[[], Port], str, str]:
         """A factory of ports, the scheduler's address, and this host's."""
@@ -186,7 +188,7 @@ class Node:
         port = InprocPort(network)
         scheduler = port.listen(Channel.CONTROL, "")
         jobs: List[Tuple[str, Callable[[], Any]]] = [
-            ("p3-scheduler", lambda: serve_on(port, self.settings, __version__)),
+            ("p3-scheduler", lambda: serve_on(port, self.settings, __version__, say=lambda line: None)),
             (
                 "p3-server",
                 lambda: run_server(

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from p3.errors import InternalError, P3Error, PeerError, UsageError
 from p3.exchange import Exchange
+from p3.forward_order import ForwardOrder
 from p3.rounds import Array
 from p3.slicing import KeyEntry, Slice
 from p3.transport import Channel
@@ -78,12 +80,24 @@ def _never_begun(error: Optional[str]) -> None:
 class Worker:
     """The thread and its state; the public methods may be called from any thread."""
 
-    def __init__(self, exchange: Exchange, wake: Callable[[], None], num_servers: int) -> None:
-        """``wake``: ends the exchange's wait, from any thread."""
+    def __init__(
+        self,
+        exchange: Exchange,
+        wake: Callable[[], None],
+        num_servers: int,
+        found_order: Optional[Callable[[int, List[Any]], None]] = None,
+    ) -> None:
+        """``wake``: ends the exchange's wait, from any thread.
+
+        ``found_order(space, keys)``: tell all ranks the forward order; ``None``: do not look.
+        """
         self.error: Optional[P3Error] = None
         self._exchange, self._wake, self._num_servers = exchange, wake, num_servers
         self._inbox: Deque[Callable[[], None]] = collections.deque()
         self._keys: Dict[int, Key] = {}  # by id, once placed
+        self._found_order = found_order
+        self._observed: Dict[int, ForwardOrder] = collections.defaultdict(ForwardOrder)
+        self._priorities: Dict[Tuple[int, Any], int] = {}  # by space and key, once observed
         self._open: Set[Request] = set()  # begun and not ended
         self._idle = threading.Condition()
         self._stopping = False
@@ -139,6 +153,11 @@ class Worker:
         """The scheduler has placed ``key``; its requests may go."""
         self._do(lambda: self._placed(key, entry, slices))
 
+    def use_order(self, space: int, keys: Sequence[Any]) -> None:
+        """From now on send a store's keys in this order, most urgent first."""
+        priorities = {(space, name): -place for place, name in enumerate(keys)}
+        self._do(lambda: self._priorities.update(priorities))
+
     def fail_key(self, key: Key, error: P3Error) -> None:
         """End all requests of ``key``, now and later, with ``error``."""
         self._do(lambda: self._fail_key(key, error))
@@ -193,7 +212,17 @@ class Worker:
             self._end(request, str(error))
             return
         request.begun = True
+        if request.op == PUSH and self._found_order is not None:
+            self._observe(request, self._found_order)
         self._advance(request.key)
+
+    def _observe(self, request: Request, found: Callable[[int, List[Any]], None]) -> None:
+        key = request.key
+        order = self._observed[key.space].observe(
+            key.name, request.step, request.priority, time.monotonic()
+        )
+        if order is not None:
+            found(key.space, order)
 
     def _placed(self, key: Key, entry: KeyEntry, slices: List[Slice]) -> None:
         key.id, key.slices = entry.id, slices
@@ -209,9 +238,10 @@ class Worker:
             key.round += 1
         request.awaited = {part.number for part in key.slices}
         flags = WANT_VALUE if request.wants_value else 0
+        priority = self._priorities.get((key.space, key.name), request.priority)
         for part in key.slices:
             record = Record(
-                key.id, part.number, key.round, request.step, request.priority, request.op, flags
+                key.id, part.number, key.round, request.step, priority, request.op, flags
             )
             payload: "bytes | memoryview" = b""
             if request.source is not None:
