@@ -164,11 +164,12 @@ if __name__ == "__main__":
 def test_threads_of_the_script_are_waited_for(tmp_path):
     text = """
 import threading
-main_is_through = threading.Event()
-def work():
-    threading.main_thread().join(0.05)  # main is in p3 by now, or soon will be
-    print("done")
-threading.Thread(target=work).start()
+asked, enumerate_threads = threading.Event(), threading.enumerate
+def enumerate():
+    asked.set()
+    return enumerate_threads()
+threading.enumerate = enumerate
+threading.Thread(target=lambda: asked.wait() and print("done")).start()
 """
     assert run([*P3_RUN, write(tmp_path / "s.py", text)], tmp_path).stdout == "done\n"
 

@@ -101,7 +101,7 @@ class Job:
         self._printer = Printer([_SELF, *(spec.name for spec in specs)], colour)
         self._alive: List[_Process] = []
         self._failures: List[_Process] = []  # in the order in which they ended
-        self._reports = b""  # pids, in the order in which they failed
+        self._reports: List[int] = []  # pids, in the order in which they failed
         self._steps: List[Tuple[float, int]] = []
         self._interrupt: Optional[int] = None
         self._selector = selectors.DefaultSelector()
@@ -161,8 +161,11 @@ class Job:
                 self._end_by(signum)
 
     def _on_report(self, fd: int) -> None:
-        self._reports += os.read(fd, _CHUNK_BYTES)
-        self._begin(FAILED)
+        pids = [int(pid) for pid in os.read(fd, _CHUNK_BYTES).split()]
+        failed = [process.pid for process in self._alive if not process.signalled]
+        self._reports.extend(pid for pid in pids if pid in failed)
+        if self._reports:
+            self._begin(FAILED)
 
     def _pump(self, key: selectors.SelectorKey) -> bool:
         """Pass on what a process has written; return whether there may be more."""
@@ -189,7 +192,7 @@ class Job:
         process.reap()
         self._tell_guard("-", process)
         self._alive.remove(process)
-        if process.code != 0 and not process.signalled:
+        if process.code != 0 and (not process.signalled or process.pid in self._reports):
             self._failures.append(process)
             self._say(process.fate())
             self._begin(FAILED)
@@ -239,7 +242,7 @@ class Job:
         if self._interrupt is not None:
             return 128 + self._interrupt
         by_pid = {process.pid: process for process in self._failures}
-        reported = [by_pid[int(pid)] for pid in self._reports.split() if int(pid) in by_pid]
+        reported = [by_pid[pid] for pid in self._reports if pid in by_pid]
         for first in (*reported, *self._failures):
             if len(self._failures) > 1:
                 self._say(f"the job failed; the first was: {first.fate()}")
