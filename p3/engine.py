@@ -8,8 +8,9 @@ delete an array it pushed, and the forward pass of a layer starts when its weigh
 ``complete(error)`` may be called from any thread, once.  With an error, whoever reads an
 array that the operation writes gets ``MXNetError`` with that text, so an unfinished weight
 can never be taken for a result.  Where an array that the operation reads carries such an error
-already, the engine passes it on and never calls ``start``; then ``skipped`` is called.  Under NaiveEngine, which knows no errors and finishes each
-operation before it returns, ``submit`` waits and raises the error itself.
+already, the engine passes it on and never calls ``start``; then ``skipped`` is called.  Under
+NaiveEngine, which knows no errors and finishes each operation before it returns, ``submit``
+waits and raises the error itself.
 
 What is relied on of MXNet 1.9.1 beyond its C API, checked when this module is imported:
 
@@ -146,7 +147,7 @@ def memory(array: Any, nbytes: int, writing: bool = False) -> memoryview:
     if nbytes == 0 or not pointer.value:
         return memoryview(b"")
     buffer = (ctypes.c_char * nbytes).from_address(pointer.value)
-    buffer._array = array
+    setattr(buffer, "array", array)  # noqa: B010  # so that the view keeps it alive
     return memoryview(buffer).cast("B")
 
 
@@ -175,7 +176,7 @@ def _started(_context: int, end: int, number: int) -> None:
     _started_operations.add(operation)
     try:
         operation._start(operation)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  # ctypes would only print it
         if operation._end is not None:
             operation.complete(f"{type(error).__name__}: {error}")
 

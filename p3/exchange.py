@@ -117,7 +117,7 @@ class Exchange:
             self._greet(message, GREETING)
         return items
 
-    def _greet(self, message: Message, answer: "List[bytes] | Tuple[bytes]") -> None:
+    def _greet(self, message: Message, answer: List[bytes] | Tuple[bytes]) -> None:
         """Answer the first greeting of a connection; the connecting side gets it back."""
         if (message.channel, message.peer) not in self.greeted:
             self.greeted.add((message.channel, message.peer))

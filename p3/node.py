@@ -188,7 +188,10 @@ class Node:
         port = InprocPort(network)
         scheduler = port.listen(Channel.CONTROL, "")
         jobs: List[Tuple[str, Callable[[], Any]]] = [
-            ("p3-scheduler", lambda: serve_on(port, self.settings, __version__, say=lambda line: None)),
+            (
+                "p3-scheduler",
+                lambda: serve_on(port, self.settings, __version__, say=lambda line: None),
+            ),
             (
                 "p3-server",
                 lambda: run_server(

@@ -15,8 +15,10 @@ from p3.errors import UsageError
 
 #: optimizers of MXNet that treat every element by itself, so slices may be updated apart
 ELEMENTWISE = frozenset(
-    ("SGD NAG Adam AdaGrad AdaDelta RMSProp Ftrl FTML Signum Adamax DCASGD SGLD Nadam ccSGD"
-     " NDabs Test").split()
+    (
+        "SGD NAG Adam AdaGrad AdaDelta RMSProp Ftrl FTML Signum Adamax DCASGD SGLD Nadam ccSGD"
+        " NDabs Test"
+    ).split()
 )
 #: attributes that count updates: each shard keeps its own
 _COUNTERS = frozenset(("num_update", "begin_num_update", "aggregate_num"))

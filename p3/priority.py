@@ -50,7 +50,8 @@ class Outbox:
         if peer is None:
             return None
         heap = self._heaps[peer]
-        items, total = [], 0
+        items: List[Item] = []
+        total = 0
         while heap and (not items or total + heap[0][2] <= self._message_bytes):
             _, _, nbytes, item = heapq.heappop(heap)
             items.append(item)

@@ -7,7 +7,8 @@ A DATA message carries one or several records, each about one slice.  Frame 0, l
 
 and a record:
 
-    key u32 | slice u32 | round u32 | step u32 | priority i32 | op u8 | flags u8 | extra u16 | payload u64
+    key u32 | slice u32 | round u32 | step u32 | priority i32
+    | op u8 | flags u8 | extra u16 | payload u64
 
 After the records, in their order, each one's extra bytes (``extra`` long, JSON of changed
 optimizer attributes) and then its payload, if that is at most ``INLINE_BYTES``.  A larger

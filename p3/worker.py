@@ -5,10 +5,10 @@ training thread to a key's queue (``enqueue``, in the script's order), MXNet's e
 (``begin``, when the arrays are free) and the control thread (``know``, ``fail``) to the inbox.
 
 Order.  The requests of one key run one after another, as the script made them, whichever of
-them the engine begins first: a push ends when every slice of its round is answered, a pull when every slice has come.  So a pull gives
-the value after the caller's latest push, never a mixture of two rounds, and no server ever
-holds more than one push of a rank.  Different keys do not wait for each other; their slices
-go out by priority.
+them the engine begins first: a push ends when every slice of its round is answered, a pull
+when every slice has come.  So a pull gives the value after the caller's latest push, never a
+mixture of two rounds, and no server ever holds more than one push of a rank.  Different keys
+do not wait for each other; their slices go out by priority.
 
 Memory.  Slices are sent from the gradient's own memory and written straight into the
 weight's.  Both belong to an open engine operation until ``Request.end``.
@@ -200,7 +200,7 @@ class Worker:
                 if not self._greeted.is_set() and all(map(self._met, range(self._num_servers))):
                     self._greeted.set()
             raise PeerError("this process's p3 connection was closed")
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # nobody else would hear of it
             if not isinstance(error, P3Error):
                 error = InternalError(f"the worker's I/O thread: {type(error).__name__}: {error}")
             self.error = self.error or error
@@ -230,7 +230,7 @@ class Worker:
         self._advance(key)
 
     def _advance(self, key: Key) -> None:
-        """Send the key's next request if none is under way, its arrays are free and it is placed."""
+        """Send the key's next request: if it is placed, none is under way, its arrays are free."""
         if key.active is not None or not key.slices or not (key.queue and key.queue[0].begun):
             return
         request = key.active = key.queue.popleft()
@@ -243,7 +243,7 @@ class Worker:
             record = Record(
                 key.id, part.number, key.round, request.step, priority, request.op, flags
             )
-            payload: "bytes | memoryview" = b""
+            payload: bytes | memoryview = b""
             if request.source is not None:
                 payload = request.source[part.start * key.itemsize : part.stop * key.itemsize]
             self._exchange.put(b"server:%d" % part.server, Item(record, request.extra, payload))

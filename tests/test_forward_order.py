@@ -8,7 +8,7 @@ from typing import Any, List, Optional
 from p3.forward_order import ForwardOrder, forward
 
 
-def run(times: "List[dict[Any, float]]", names: Optional[List[Any]] = None) -> List[Any]:
+def run(times: List[dict[Any, float]], names: Optional[List[Any]] = None) -> List[Any]:
     """What each step of ``times`` (key -> second it is ready) makes ``observe`` return."""
     observer = ForwardOrder()
     found = []

@@ -1,4 +1,4 @@
-"""The server: ``shard.py`` decides, ``updater.py`` applies optimizers, ``process.py`` does the I/O."""
+"""The server: ``shard.py`` decides, ``updater.py`` applies optimizers, ``process.py`` is the loop."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class ServerLoop:
                 self._set_optimizer(int(body["space"]), blob)
             else:
                 raise UsageError(f"servers know no command {name!r}")
-        except Exception as error:  # whatever it is, the worker that asked must hear it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the worker that asked must hear it
             answer({}, str(error) if isinstance(error, P3Error) else repr(error))
         else:
             answer({}, None)

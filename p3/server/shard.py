@@ -150,7 +150,7 @@ class Shard:
         """Apply one round and answer its pushes in rank order."""
         try:
             self._apply(unit, pushes)
-        except Exception as error:  # the optimizer's, whatever it is: every rank must hear it
+        except Exception as error:  # noqa: BLE001  # the optimizer's: every rank must hear it
             unit.error = (
                 f"{unit.name}: the update of round {pushes[0].records[0].round} failed on server"
                 f" {self._rank}: {type(error).__name__}: {error}"

@@ -102,7 +102,9 @@ class Updater:
         if found is None:
             array = mx.nd.zeros(shape, dtype=dtype)
             array.wait_to_read()
-            memory = np.frombuffer(engine.memory(array, array.size * np.dtype(dtype).itemsize), dtype)
+            memory = np.frombuffer(
+                engine.memory(array, array.size * np.dtype(dtype).itemsize), dtype
+            )
             found = self._sums[shape, dtype] = (array, memory)
         return found
 

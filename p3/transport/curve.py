@@ -37,7 +37,7 @@ def derive(secret: Optional[bytes]) -> CurveKeys:
     return CurveKeys(server[0], server[1], client[0], client[1])
 
 
-def _pair(secret: bytes, salt: bytes) -> "tuple[bytes, bytes]":
+def _pair(secret: bytes, salt: bytes) -> tuple[bytes, bytes]:
     seed = hashlib.pbkdf2_hmac("sha256", secret, salt, _ROUNDS, dklen=32)
     secret_key = z85.encode(seed)
     return zmq.curve_public(secret_key), secret_key
@@ -55,7 +55,7 @@ class _OnlyOurClients:
 
 
 def start_authenticator(
-    context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys
+    context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys
 ) -> zmq.auth.thread.ThreadAuthenticator:
     """Answer ZAP requests of ``context``'s listeners on a thread, until ``stop()``."""
     authenticator = zmq.auth.thread.ThreadAuthenticator(context)

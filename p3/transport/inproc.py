@@ -21,7 +21,7 @@ class InprocNetwork:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.listeners: Dict[str, Tuple["InprocPort", Channel]] = {}
+        self.listeners: Dict[str, Tuple[InprocPort, Channel]] = {}
         self._numbers = itertools.count(1)
 
     def new_address(self, port: int) -> str:
