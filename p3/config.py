@@ -185,8 +185,8 @@ def _refuse_lonely(env: Mapping[str, str]) -> None:
         if tasks.isdigit() and int(tasks) > 1:
             raise UsageError(
                 f"{launcher} started {tasks} tasks ({name}={tasks}), but this process has no"
-                " role, so each task would train alone. Start every process as `p3 run SCRIPT ARGS` with"
-                " DMLC_ROLE, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and"
+                " role, so each task would train alone. Start every process as `p3 run SCRIPT ARGS`"
+                " with DMLC_ROLE, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and"
                 " DMLC_NUM_SERVER set, or one machine's job by `p3 launch -n N SCRIPT ARGS`."
             )
 

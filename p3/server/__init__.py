@@ -1,4 +1,4 @@
-"""The server: ``shard.py`` decides, ``updater.py`` applies optimizers, ``process.py`` is the loop."""
+"""The server: ``shard.py`` decides, ``updater.py`` applies optimizers, ``process.py`` loops."""
 
 from __future__ import annotations
 
