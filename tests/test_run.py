@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from p3.launch import script as scripts
 from p3.launch.script import Script
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 P3_RUN = [sys.executable, "-m", "p3", "run"]
 JOB = {
     "DMLC_PS_ROOT_URI": "127.0.0.1",
@@ -126,7 +127,7 @@ def test_exit_codes(tmp_path, text, code, stderr):
 
 
 def test_an_exception_is_shown_as_python_shows_it(tmp_path):
-    for text in ("def f():\n    raise KeyError('x')\nf()", "x = (", "import nothing_there"):
+    for text in ("def f():\n    raise KeyError('x')\nf()", "x = = 1", "import nothing_there"):
         path = write(tmp_path / "s.py", text)
         bare, ours = run([sys.executable, path], tmp_path), run([*P3_RUN, path], tmp_path)
         assert ours.returncode == 1 and ours.stderr == bare.stderr
@@ -271,6 +272,75 @@ def test_without_a_secret_only_loopback(tmp_path, role):
 def test_a_script_without_a_role_is_told_that_p3_is_there(tmp_path):
     text = "import os, sys; print(os.environ['P3_LAUNCHED'], 'p3' in sys.modules)"
     assert run([*P3_RUN, write(tmp_path / "s.py", text)], tmp_path).stdout == "1 True\n"
+
+
+# two hosts
+
+STORE = """
+import mxnet as mx
+kv = mx.kv.create("dist_sync_p3")
+value = mx.nd.full((40,), kv.rank + 1)
+kv.init(3, mx.nd.zeros((40,)))
+kv.push(3, value)
+kv.pull(3, out=value)
+print(kv.num_workers, set(value.asnumpy()))
+"""
+
+
+@pytest.fixture
+def hosts():
+    """Two network namespaces joined by a veth pair: {name: address}."""
+    if os.getuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    names = [f"p3run{os.getpid()}{side}" for side in "ab"]
+    addresses = ["10.211.7.1", "10.211.7.2"]
+    links = [f"p3{os.getpid()}{side}" for side in "ab"]
+
+    def ip(*args):
+        subprocess.run(["ip", *args], check=True, timeout=TIMEOUT_S)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", links[0], "netns", names[0], "type", "veth", "peer", "name", links[1])
+        ip("link", "set", links[1], "netns", names[1])
+        for name, link, address in zip(names, links, addresses):
+            ip("-n", name, "addr", "add", address + "/24", "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield dict(zip(names, addresses))
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("how", ["P3_SECRET", "P3_SECRET_FILE"])
+def test_a_job_of_two_hosts_under_the_contract(tmp_path, hosts, how):
+    write(tmp_path / "s.py", STORE)
+    secret = write(tmp_path / "secret", "0123456789abcdef" * 4)
+    first, second = hosts
+    job = {**JOB, "DMLC_PS_ROOT_URI": hosts[first], "DMLC_PS_ROOT_PORT": "9091"}
+    job[how] = str(secret) if how == "P3_SECRET_FILE" else secret.read_text()
+    roles = [("scheduler", first), ("server", second), ("worker", first), ("worker", second)]
+    processes = []
+    try:
+        for role, host in roles:
+            processes.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", host, *P3_RUN, "s.py"],
+                    cwd=tmp_path,
+                    env=environment(**job, DMLC_ROLE=role),
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0, 0, 0]
+    assert outputs == ["", "", "2 {3.0}\n", "2 {3.0}\n"]
 
 
 # the command line
