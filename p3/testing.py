@@ -35,7 +35,7 @@ from p3.launch.script import Script
 
 _START_S = 120.0  # MXNet is imported in every process, by as many as there are cores at a time
 _FOLLOW_S = 5.0  # when one rank has raised, the others may wait for it for ever
-_END_S = 20.0
+_END_S = 30.0
 _TAIL_CHARS = 4000
 
 Outcome = Tuple[Optional[str], Any]  #: what a worker sends back: (traceback, result)
@@ -86,13 +86,13 @@ class LocalCluster:
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in self._processes.values():
                 process.popen.wait(max(0.0, end - time.monotonic()))
-        if self.alive:
+        if None in self.exit_codes.values():
             self._give_up(f"did not end within {_END_S:g} s")
 
     @property
     def alive(self) -> bool:
-        """Whether any process is there; none is after a deadline or a process's end."""
-        return any(process.popen.poll() is None for process in self._processes.values())
+        """Whether every process is there, so that ``run`` can be called (again)."""
+        return bool(self._ranks) and set(self.exit_codes.values()) == {None}
 
     @property
     def exit_codes(self) -> Dict[str, Optional[int]]:
@@ -100,8 +100,12 @@ class LocalCluster:
         return {name: process.popen.poll() for name, process in self._processes.items()}
 
     def output(self, name: str) -> str:
-        """What the process of that name has printed so far."""
+        """What the process of that name (see ``exit_codes``) has printed so far."""
         return self._processes[name].output()
+
+    def send_signal(self, name: str, signum: int) -> None:
+        """Send a signal, such as SIGSTOP, to the process of that name."""
+        self._processes[name].popen.send_signal(signum)
 
     def run(self, function: Callable[..., Any], *args: Any) -> List[Any]:
         """Call ``function(*args)`` in every worker at once; return the results by rank.

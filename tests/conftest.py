@@ -1,0 +1,78 @@
+"""Jobs that tests share: each topology is started once, and again if a test has lost it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from p3.testing import LocalCluster
+
+DEADLINE_S = 30
+#: so that toy arrays are cut and cross servers; computing with one thread, for there are many
+TOY = {"P3_SLICE_ELEMS": "8", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def clusters():
+    """``clusters(workers, servers, **env)``: a running cluster."""
+    with contextlib.ExitStack() as stack:
+        running = {}
+
+        def get(workers, servers, **env):
+            topology = (workers, servers, *sorted(env.items()))
+            if topology not in running or not running[topology].alive:
+                cluster = LocalCluster(workers, servers, {**TOY, **env}, DEADLINE_S)
+                running[topology] = stack.enter_context(cluster)
+            return running[topology]
+
+        yield get
+    for topology, cluster in running.items():
+        codes = set(cluster.exit_codes.values())
+        assert codes <= {0, -signal.SIGABRT}, f"{topology}: {cluster.exit_codes}"
+
+
+@pytest.fixture
+def pair(clusters):
+    """Two workers and two servers, slices of eight elements."""
+    return clusters(2, 2)
+
+
+@pytest.fixture
+def single(clusters):
+    """One worker, so its numbers are those of one process bit for bit, and three servers."""
+    return clusters(1, 3)
+
+
+@pytest.fixture
+def trio(clusters):
+    """Three workers and a server."""
+    return clusters(3, 1)
+
+
+@pytest.fixture
+def naive(clusters):
+    """Two workers whose MXNet runs each operation in the caller's thread."""
+    return clusters(2, 1, MXNET_ENGINE_TYPE="NaiveEngine")
+
+
+@pytest.fixture
+def default_slices(clusters):
+    """Two workers with the slices that p3 chooses by itself."""
+    return clusters(2, 1, P3_SLICE_ELEMS="")
+
+
+@pytest.fixture(scope="session")
+def alone():
+    """``alone(function, *args)``: the result of a call in a process without any launcher."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=os.environ.update, initargs=(TOY,)) as pool:
+
+        def call(function, *args):
+            return pool.submit(function, *args).result(DEADLINE_S + 90)  # it imports MXNet
+
+        yield call
