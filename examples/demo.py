@@ -11,17 +11,14 @@ which sees the same images; all three start from the same weights, so they shoul
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
-from subprocess import STDOUT, Popen
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
@@ -30,18 +27,14 @@ sys.path[:0] = [str(ROOT)]
 import p3  # noqa: F401  lets MXNet import under newer numpy
 import mxnet as mx
 
-from benchmarks.netlab import Host, NetLab, end_group, obstacle
+from benchmarks.netlab import NetLab, obstacle
+from processes import RunError, job
 
 SCRIPT = str(ROOT / "examples" / "image_classification.py")
 WORKERS = SERVERS = 2
 BATCH = 32  # images a worker and step
-SETTINGS = ["--network", "cifar_vgg", "--dataset", "digits", "--lr", "0.01", "--epochs", "4"]
-LIMIT_S = 150  # a run that takes longer has failed
+SETTINGS = ["--network", "cifar_vgg", "--dataset", "digits", "--lr", "0.01", "--epochs", "3"]
 PORT = 9091  # the scheduler's, on a host of its own making
-
-
-class DemoError(Exception):
-    """A run failed; the message has the end of its log."""
 
 
 class Result(NamedTuple):
@@ -49,83 +42,6 @@ class Result(NamedTuple):
 
     report: dict
     replicas: List[Dict[str, mx.nd.NDArray]]
-
-
-class Job:
-    """The processes of one run, each with a log in `folder`, ended when the job is left."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.processes: Dict[str, Popen] = {}
-        self.shown: Dict[str, int] = {}
-
-    def start(
-        self, name: str, argv: List[str], env: Dict[str, str], host: Optional[Host] = None
-    ) -> None:
-        """Start a process, on a host of a lab or right here."""
-        log = self.log(name).open("wb")
-        with log:
-            if host:
-                process = host.run(argv, env, stdout=log, stderr=STDOUT)
-            else:
-                process = Popen(
-                    argv,
-                    env={**os.environ, **env},
-                    stdout=log,
-                    stderr=STDOUT,
-                    start_new_session=True,
-                )
-        self.processes[name] = process
-
-    def log(self, name: str) -> Path:
-        """Where a process's output goes."""
-        return self.folder / f"{name}.log"
-
-    def wait(self, limit_s: float = LIMIT_S) -> None:
-        """Show the workers' output until all processes have ended; DemoError if one fails."""
-        deadline = time.monotonic() + limit_s
-        running = dict(self.processes)
-        while running:
-            for name, process in list(running.items()):
-                code = process.poll()
-                self.show(name)
-                if code:
-                    raise DemoError(f"{name} ended with code {code}:\n{self.tail(name)}")
-                if code == 0:
-                    del running[name]
-            if running and time.monotonic() > deadline:
-                tails = "\n".join(f"{name}:\n{self.tail(name)}" for name in running)
-                raise DemoError(f"still running after {limit_s} s:\n{tails}")
-            time.sleep(0.1)
-
-    def show(self, name: str) -> None:
-        """Print a worker's new lines."""
-        if name.startswith(("scheduler", "server")):
-            return
-        with self.log(name).open(errors="replace") as log:
-            log.seek(self.shown.get(name, 0))
-            for line in iter(log.readline, ""):
-                if not line.endswith("\n"):
-                    break
-                print(f"    {line}", end="", flush=True)
-                self.shown[name] = log.tell()
-
-    def tail(self, name: str, lines: int = 15) -> str:
-        """The end of a log."""
-        text = self.log(name).read_text(errors="replace").splitlines()[-lines:]
-        return "\n".join(f"    {line}" for line in text) or "    (it printed nothing)"
-
-
-@contextlib.contextmanager
-def job(folder: Path) -> Iterator[Job]:
-    """A Job whose processes are gone afterwards."""
-    folder.mkdir()
-    made = Job(folder)
-    try:
-        yield made
-    finally:
-        for process in made.processes.values():
-            end_group(process)
 
 
 def training(folder: Path, store: str, batch: int, contexts: int = 1) -> List[str]:
@@ -193,7 +109,7 @@ def run_in_lab(folder: Path, store: str, rate_bps: float) -> Result:
     if store == "dist_sync":
         serve = [sys.executable, "-c", "import p3, mxnet"]  # MXNet serves while it is imported
     else:
-        train[1:1] = serve = ["-m", "p3", "run"]
+        train[1:1] = ["-m", "p3", "run"]
         serve = train
     with NetLab(WORKERS, rate_bps) as lab, job(folder) as running:
         roles = [("scheduler", 0)] + [
@@ -225,8 +141,13 @@ def balanced_rate(reference: Result) -> float:
     """
     weights = sum(array.size * 4 for array in reference.replicas[0].values())
     sent = 2 * weights * (WORKERS - 1) / WORKERS
-    step_s = BATCH * WORKERS / reference.report["images_per_s"]
+    step_s = BATCH * WORKERS / rate_of(reference)
     return float(f"{8 * sent / step_s:.2g}")
+
+
+def rate_of(result: Result) -> float:
+    """Images a second, start-up left out."""
+    return float(result.report["images_per_s"])
 
 
 def largest_difference(one: Result, other: Result) -> float:
@@ -254,38 +175,51 @@ def table(results: Dict[str, Result]) -> str:
     return "\n".join(lines)
 
 
+def environment() -> Dict[str, str]:
+    """What all runs find in their environment: a secret made for them, and a thread each."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "P3_SECRET": secrets.token_hex(32),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+def run_all(folder: Path, reason: Optional[str]) -> Dict[str, Result]:
+    """The three runs; `reason`: why there are no namespaces to run in, if so."""
+    print("1 of 3: one process, a context for each worker", flush=True)
+    results = {"one process": run_reference(folder / "reference")}
+    rate = balanced_rate(results["one process"])
+    where = "loopback" if reason else f"a link of {rate / 1e6:.0f} Mbit/s"
+    for number, store in enumerate(("dist_sync_p3", "dist_sync"), 2):
+        roles = f"{WORKERS} workers and {SERVERS} servers"
+        print(f"{number} of 3: {store}, {roles} over {where}", flush=True)
+        if reason:
+            results[store] = run_loopback(folder / store, store)
+        else:
+            results[store] = run_in_lab(folder / store, store, rate)
+    return results
+
+
 def main() -> None:
     """Run all three and print the table."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name in [name for name in os.environ if name.startswith(("DMLC_", "P3_", "PS_"))]:
         del os.environ[name]  # of another job
-    os.environ.update(
-        P3_SECRET=secrets.token_hex(32),
-        OMP_NUM_THREADS="1",
-        PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    )
+    os.environ.update(environment())
     reason = obstacle()
-    results = {}
-    with tempfile.TemporaryDirectory(prefix="p3-demo-") as name:
-        folder = Path(name)
-        print("1 of 3: one process, a context for each worker", flush=True)
-        results["one process"] = reference = run_reference(folder / "reference")
-        rate = balanced_rate(reference)
-        for number, store in enumerate(("dist_sync_p3", "dist_sync"), 2):
-            where = "loopback" if reason else f"a link of {rate / 1e6:.0f} Mbit/s"
-            print(
-                f"{number} of 3: {store}, {WORKERS} workers and {SERVERS} servers over {where}",
-                flush=True,
-            )
-            run = folder / store
-            results[store] = run_loopback(run, store) if reason else run_in_lab(run, store, rate)
-    print("\n" + table(results))
+    with tempfile.TemporaryDirectory(prefix="p3-demo-") as folder:
+        results = run_all(Path(folder), reason)
+    print(f"\n{table(results)}")
     if reason:
         print(f"Over loopback sending costs nothing, so p3 has nothing to gain ({reason}).")
+    else:
+        gain = rate_of(results["dist_sync_p3"]) / rate_of(results["dist_sync"])
+        print(f"Over this link p3 trains {gain:.2f} times as fast as dist_sync.")
 
 
 if __name__ == "__main__":
     try:
         main()
-    except DemoError as error:
+    except RunError as error:
         sys.exit(f"demo: {error}")

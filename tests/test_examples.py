@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -24,7 +25,9 @@ import p3  # noqa: E402,F401
 import mxnet as mx  # noqa: E402
 
 import data  # noqa: E402
+import demo  # noqa: E402
 import image_classification  # noqa: E402
+import processes  # noqa: E402
 from checkpoint import Checkpoint, write_whole  # noqa: E402
 from progress import Progress, Rate  # noqa: E402
 
@@ -344,3 +347,85 @@ def test_what_cannot_work_is_said_without_a_traceback(flags, message):
         classify("--max-batches", 1, *flags)
     assert message in ended.value.code
     assert "Traceback" not in ended.value.code
+
+
+# Under the launcher
+
+
+@pytest.mark.parametrize("flags", [["--kvstore", "dist_sync_p3"], ["--kvstore", "dist_sync"]])
+def test_workers_end_with_the_weights_of_one_process(tmp_path, flags):
+    native = ["--native"] if "dist_sync" in flags else []
+    argv = ["--max-batches", 3, "--save-params"]
+    save, report = tmp_path / "worker{replica}", tmp_path / "report"
+    launch(*native, IMAGE_CLASSIFICATION, *TINY, *flags, *argv, save, "--report", report)
+    classify("--contexts", 2, "--batch-size", 16, *argv, tmp_path / "context{replica}")
+    for replica in range(2):
+        assert_equal(
+            weights(tmp_path / f"worker{replica}"), weights(tmp_path / f"context{replica}")
+        )
+    results = json.loads(report.read_text())
+    assert results["workers"] == 2
+    assert np.isfinite([results["loss"], results["test_loss"]]).all()
+
+
+@pytest.mark.parametrize("script", ["module_fit.py", "custom_trainer.py"])
+def test_small_examples_run_under_the_launcher(script):
+    output = launch(EXAMPLES / script, "--kvstore", "dist_sync_p3", "--epochs", 2)
+    accuracies = re.findall(r"rank (\d): .*accuracy ([\d.]+)", output)
+    assert sorted(rank for rank, _ in accuracies) == ["0", "1"]
+    assert len({accuracy for _, accuracy in accuracies}) == 1, output
+    assert float(accuracies[0][1]) > 0.5
+
+
+# The demo
+
+
+@pytest.fixture
+def tiny_demo(monkeypatch):
+    """The demo with a few steps of a small network, in this process's environment."""
+    monkeypatch.setattr(demo, "SETTINGS", [*TINY[:-2], "--max-batches", "6"])
+    monkeypatch.setattr(processes, "LIMIT_S", WATCHDOG_S)
+    for name, value in demo.environment().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.skipif(demo.obstacle() is not None, reason="no network lab")
+def test_demo_in_namespaces(tiny_demo, tmp_path, capfd):
+    reference = demo.run_reference(tmp_path / "reference")
+    results = {"one process": reference}
+    for store in ("dist_sync_p3", "dist_sync"):
+        results[store] = demo.run_in_lab(tmp_path / store, store, 100e6)
+        assert demo.largest_difference(results[store], reference) == 0
+    assert "epoch 1: test accuracy" in capfd.readouterr().out
+    lines = demo.table(results).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["one", "dist_sync_p3", "dist_sync"]
+
+
+def test_demo_over_loopback(tiny_demo, tmp_path):
+    reference = demo.run_reference(tmp_path / "reference")
+    result = demo.run_loopback(tmp_path / "p3", "dist_sync_p3")
+    assert demo.largest_difference(result, reference) == 0
+
+
+def test_demo_ends_with_the_log_of_what_failed(tmp_path):
+    program = "import sys; print('on fire'); sys.exit(3)"
+    with processes.job(tmp_path / "run") as running:
+        running.start("server0", ["sleep", "1000"], {})
+        running.start("worker1", [sys.executable, "-c", program], {})
+        with pytest.raises(processes.RunError, match=r"worker1 ended with code 3:\n +on fire"):
+            running.wait()
+    assert all(process.poll() is not None for process in running.processes.values())
+
+
+def test_demo_gives_up_on_what_does_not_end(tmp_path):
+    with processes.job(tmp_path / "run") as running:
+        running.start("server0", ["sleep", "1000"], {})
+        with pytest.raises(processes.RunError, match=r"after 0\.1 s:\nserver0"):
+            running.wait(0.1)
+
+
+def test_demo_balances_sending_and_computing():
+    report = {"images_per_s": 64.0}  # a step of 64 images takes a second
+    half = {"weight": mx.nd.zeros((500, 1000))}  # 2 MB
+    # each host sends half its gradients, and half the weights: 2 MB in that second
+    assert demo.balanced_rate(demo.Result(report, [half, half])) == 16e6
