@@ -70,9 +70,13 @@ def default_slices(clusters):
 def alone():
     """``alone(function, *args)``: the result of a call in a process without any launcher."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=os.environ.update, initargs=(TOY,)) as pool:
+    with ProcessPoolExecutor(1, spawn, _set_environment, (TOY,)) as pool:
 
         def call(function, *args):
             return pool.submit(function, *args).result(DEADLINE_S + 90)  # it imports MXNet
 
         yield call
+
+
+def _set_environment(variables):
+    os.environ.update(variables)

@@ -19,13 +19,14 @@ class _Wait(mx.operator.CustomOp):
         self.assign(out_data[0], req[0], in_data[0])
 
 
+_gates = {}  # by number, as an operator's arguments are text
+
+
 @mx.operator.register("gate")
 class _WaitProp(mx.operator.CustomOpProp):
-    gates = {}
-
     def __init__(self, number):
         super().__init__(need_top_grad=False)
-        self._gate = self.gates[number]
+        self._gate = _gates[number]
 
     def create_operator(self, ctx, in_shapes, in_dtypes):
         return _Wait(self._gate)
@@ -34,6 +35,6 @@ class _WaitProp(mx.operator.CustomOpProp):
 def behind_gate(array):
     """``(gate, copy of array)``: the copy is ready once ``gate.set()`` has been called."""
     gate = threading.Event()
-    number = str(len(_WaitProp.gates))
-    _WaitProp.gates[number] = gate
+    number = str(len(_gates))
+    _gates[number] = gate
     return gate, mx.nd.Custom(array, op_type="gate", number=number)

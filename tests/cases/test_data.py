@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
+
 import mxnet as mx
 import numpy as np
 import pytest
+
+from p3.testing import LocalCluster
 
 STORE = "dist_sync_p3"
 SIZES = [1, 2, 3, 7, 8, 9, 15, 16, 17, 1001]
@@ -131,16 +136,32 @@ def test_lists_of_keys_go_with_lists_of_values_and_5_is_not_the_string_5(pair):
 
 # ---- more than two gigabytes
 
+SIZE = 2**29 + 12_345  # elements of four bytes
+MARKS = [0, 1, 2**28, 2**29 - 1, 2**29, 2**29 + 1, SIZE - 1]
+GIB = 2**30
+FREE_BYTES = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
 
 def two_gigabytes():
-    """Three copies here and as many on the server; nothing else that grows with the size."""
     kv = mx.kv.create(STORE)
-    size = 2**29 + 12_345
-    array = mx.nd.zeros((size,), dtype="int32")
+    array = mx.nd.zeros((SIZE,), dtype="int32")
     kv.init("w", array)
-    marks = [0, 1, 2**28, 2**29 - 1, 2**29, 2**29 + 1, size - 1]
-    for mark in marks:
+    for mark in MARKS:
         array[mark] = mark + 1
     kv.pushpull("w", array, out=array)
-    array.wait_to_read()
-    return [array[mark].asscalar() for mark in marks], [mark + 1 for mark in marks]
+    pulled = mx.nd.empty((SIZE,), dtype="int32")
+    kv.pull("w", out=pulled)
+    return [(array[mark].asscalar(), pulled[mark].asscalar()) for mark in MARKS]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 10 * GIB,
+    reason="too little memory",
+)
+def test_an_array_of_more_than_two_gigabytes_arrives_whole_and_without_many_copies():
+    with LocalCluster(1, 1, deadline_s=120) as cluster:
+        assert cluster.run(two_gigabytes) == [[(mark + 1, mark + 1) for mark in MARKS]]
+    assert set(cluster.exit_codes.values()) == {0}
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert largest < 8 * GIB  # of one process, and two of them are large

@@ -1,4 +1,4 @@
-"""Rounds and numbers: which pushes are summed, which value a pull gives, and when memory is free."""
+"""Rounds: which pushes are summed, which value a pull gives, and when memory is free."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def test_a_second_push_of_a_rank_waits_for_the_next_round(pair):
 
 
 # ---- many rounds, in another order on every rank
+
 
 def sizes():
     """30 keys of 1 to 50 elements."""
