@@ -223,3 +223,5 @@ if __name__ == "__main__":
         main()
     except RunError as error:
         sys.exit(f"demo: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
