@@ -14,7 +14,7 @@
       -> transport/     three channels: data, credit, control; ZeroMQ or in one process
       -> server/        process.py: the loop;  shard.py: what to do with a slice
            rounds.py        whose pushes are summed, in which order
-           server/updater.py    mx.optimizer applied to a slice;  unpickle.py: what may load
+           server/updater.py    mx.optimizer applied to a slice;  sgd.py: SGD, faster
       -> exchange.py    the answer goes back the same way, by the same rule
       -> worker.py      into the weight's memory; the engine starts that layer's forward pass
 

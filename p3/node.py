@@ -76,7 +76,7 @@ class Node:
             settings = self.settings
             self.welcome = self.control.wait_welcome(settings.start_timeout_s)
             port = self._new_port()
-            exchange = Exchange(port, 4 * settings.slice_elems, settings.credit_bytes)
+            exchange = Exchange(port, 4 * settings.slice_elems, settings.window_bytes)
             observing = settings.observe_order and self.welcome.rank == 0
             order = self.control.order if observing else None
             worker = Worker(exchange, port.wake, settings.num_servers, order)

@@ -151,7 +151,7 @@ def serve_on(settings: Settings, control: Port, data: Port, scheduler: str, host
     client.start()
     try:
         welcome = client.wait_welcome(settings.start_timeout_s)
-        exchange = Exchange(data, 4 * settings.slice_elems, settings.credit_bytes)
+        exchange = Exchange(data, 4 * settings.slice_elems, settings.window_bytes)
         loop.append(ServerLoop(exchange, data.wake, settings, welcome.rank))
         loop[0].accept([(worker.rank, worker.token) for worker in welcome.workers])
         client.ready()

@@ -17,13 +17,14 @@ worker, under an asynchronous engine, ``apply`` waits for the arrays that it tou
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from p3 import engine
 from p3.rounds import Array, Push, total
+from p3.server.sgd import Sgd
 from p3.server.shard import Unit
 from p3.server.unpickle import loads
 
@@ -65,6 +66,8 @@ class Updater:
         self._optimizer = loads(pickled, allowed)
         self._updater = mx.optimizer.get_updater(self._optimizer)
         self._values: Dict[Any, Any] = {}  # index -> the unit's value as an NDArray
+        self._sgd = Sgd()
+        self._momenta: Dict[Any, Optional[Array]] = {}
         # shape, dtype -> where gradients are summed: an NDArray, and its memory as a flat array
         self._sums: Dict[Tuple[Tuple[int, ...], str], Tuple[Any, Array]] = {}
 
@@ -81,10 +84,23 @@ class Updater:
             weight = self._values[index] = self._wrap(unit)
         gradient, memory = self._sum(weight.shape, unit.entry.dtype)
         total(pushes, memory)
+        if type(optimizer) is mx.optimizer.SGD and unit.entry.dtype == "float32":
+            self._apply_sgd(index, unit.value, memory, weight)
+            return
         self._updater(index, gradient, weight)
         if not engine.NAIVE:
             weight.wait_to_read()
             engine.wait_to_write(gradient)
+
+    def _apply_sgd(self, index: Any, value: Array, gradient: Array, weight: Any) -> None:
+        """What the updater would do, by ``sgd.py``; the state stays where the updater has it."""
+        if index not in self._momenta:
+            state = self._optimizer.create_state(index, weight)
+            self._updater.states[index], self._updater.states_synced[index] = state, True
+            self._momenta[index] = None if state is None else _memory(state)
+        self._optimizer._update_count(index)
+        lr, wd = self._optimizer._get_lr(index), self._optimizer._get_wd(index)
+        self._sgd.update(value, gradient, self._momenta[index], lr, wd, self._optimizer)
 
     def _adopt(self, key: Any, index: Any, changes: Dict[str, Any]) -> None:
         """Take over the attributes that changed on the caller's optimizer."""
@@ -101,11 +117,7 @@ class Updater:
         found = self._sums.get((shape, dtype))
         if found is None:
             array = mx.nd.zeros(shape, dtype=dtype)
-            array.wait_to_read()
-            memory = np.frombuffer(
-                engine.memory(array, array.size * np.dtype(dtype).itemsize), dtype
-            )
-            found = self._sums[shape, dtype] = (array, memory)
+            found = self._sums[shape, dtype] = (array, _memory(array))
         return found
 
     @staticmethod
@@ -113,6 +125,13 @@ class Updater:
         """The unit's value as an NDArray over the same memory, in the optimizer's shape."""
         flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
         return mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
+
+
+def _memory(array: Any) -> Array:
+    """A CPU array's memory, flat; waits until it is computed."""
+    array.wait_to_read()
+    dtype = np.dtype(array.dtype)
+    return np.frombuffer(engine.memory(array, array.size * dtype.itemsize), dtype)
 
 
 def _multipliers_of(optimizer: Any, key: Any) -> _Multipliers:
