@@ -11,7 +11,7 @@ from typing import Dict, Iterator, List, Optional
 
 from benchmarks.netlab import Host, end_group
 
-LIMIT_S = 150  # a run that takes longer has failed
+SILENCE_S = 90  # training prints every few seconds; a run that is silent for so long hangs
 
 
 class RunError(Exception):
@@ -48,35 +48,41 @@ class Job:
         """Where a process's output goes."""
         return self.folder / f"{name}.log"
 
-    def wait(self, limit_s: Optional[float] = None) -> None:
-        """Show the workers' output until all processes have ended; RunError if one fails."""
-        limit_s = limit_s or LIMIT_S
-        deadline = time.monotonic() + limit_s
+    def wait(self, silence_s: Optional[float] = None) -> None:
+        """Show the workers' output until all processes have ended; RunError if one fails.
+
+        `silence_s`: seconds without any output after which the run has failed too.
+        """
+        silence_s = silence_s or SILENCE_S
+        deadline = time.monotonic() + silence_s
         running = dict(self.processes)
         while running:
             for name, process in list(running.items()):
                 code = process.poll()
-                self.show(name)
+                if self.show(name):
+                    deadline = time.monotonic() + silence_s
                 if code:
                     raise RunError(f"{name} ended with code {code}:\n{self.tail(name)}")
                 if code == 0:
                     del running[name]
             if running and time.monotonic() > deadline:
                 tails = "\n".join(f"{name}:\n{self.tail(name)}" for name in running)
-                raise RunError(f"still running after {limit_s} s:\n{tails}")
+                raise RunError(f"silent for {silence_s} s:\n{tails}")
             time.sleep(0.1)
 
-    def show(self, name: str) -> None:
-        """Print a worker's new lines."""
+    def show(self, name: str) -> bool:
+        """Print a worker's new lines; whether there were any."""
         if name.startswith(("scheduler", "server")):
-            return
+            return False
+        before = self.shown.get(name, 0)
         with self.log(name).open(errors="replace") as log:
-            log.seek(self.shown.get(name, 0))
+            log.seek(before)
             for line in iter(log.readline, ""):
                 if not line.endswith("\n"):
                     break
                 print(f"    {line}", end="", flush=True)
                 self.shown[name] = log.tell()
+        return self.shown.get(name, 0) > before
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of a log."""

@@ -384,7 +384,7 @@ def test_small_examples_run_under_the_launcher(script):
 def tiny_demo(monkeypatch):
     """The demo with a few steps of a small network, in this process's environment."""
     monkeypatch.setattr(demo, "SETTINGS", [*TINY[:-2], "--max-batches", "6"])
-    monkeypatch.setattr(processes, "LIMIT_S", WATCHDOG_S)
+    monkeypatch.setattr(processes, "SILENCE_S", WATCHDOG_S)
     for name, value in demo.environment().items():
         monkeypatch.setenv(name, value)
 
@@ -420,7 +420,7 @@ def test_demo_ends_with_the_log_of_what_failed(tmp_path):
 def test_demo_gives_up_on_what_does_not_end(tmp_path):
     with processes.job(tmp_path / "run") as running:
         running.start("server0", ["sleep", "1000"], {})
-        with pytest.raises(processes.RunError, match=r"after 0\.1 s:\nserver0"):
+        with pytest.raises(processes.RunError, match=r"silent for 0\.1 s:\nserver0"):
             running.wait(0.1)
 
 
