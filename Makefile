@@ -7,7 +7,7 @@
 
 PYTHON ?=
 ARGS ?=
-TEST_LIMIT_S ?= 900
+TEST_LIMIT_S ?= 1800
 RUN := .venv/bin/python
 export PYTHON
 

@@ -25,7 +25,7 @@ def version():
 MXNET = ["mxnet==1.9.1"]
 EXAMPLES = ["scikit-learn"]
 TEST = ["pytest>=7", *EXAMPLES]
-LINT = ["ruff", "mypy"]
+LINT = ["ruff==0.17.*", "mypy>=1.14"]  # each ruff has a form of its own
 
 setup(
     name="p3-kvstore",

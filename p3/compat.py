@@ -23,12 +23,9 @@ from typing import Iterator
 #: what MXNet calls it: what it was until numpy 1.24
 _ALIASES = {"bool": bool, "int": int}
 
-#: a library that MXNet's wheel takes from the system: the Debian and Ubuntu package holding it
-_LIBRARIES = {
-    "libgomp.so.1": "libgomp1",
-    "libquadmath.so.0": "libquadmath0",
-    "libstdc++.so.6": "libstdc++6",
-}
+#: what MXNet's wheel takes from the system, and the Debian and Ubuntu packages that hold it
+_LIBRARIES = ("libgomp.so.1", "libquadmath.so.0", "libstdc++.so.6")
+_PACKAGES = "libgomp1 libquadmath0 libstdc++6"
 
 _NO_LIBRARY = re.compile(r"(?P<name>lib\S+?\.so[.\d]*): cannot open shared object file")
 
@@ -77,7 +74,7 @@ def explained() -> Iterator[None]:
 def _advice(library: str) -> str:
     """One sentence about a shared library that the loader did not find."""
     if library in _LIBRARIES:
-        how = f"sudo apt-get install {_LIBRARIES[library]}"
+        how = f"sudo apt-get install {_PACKAGES}"
     elif library.startswith(("libcu", "libnccl", "libnv")):
         how = "install the NVIDIA driver and the CUDA release of your MXNet build, or a CPU build"
     else:

@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "pythons"
 OFFLINE = "P3_TEST_OFFLINE"
-WATCHDOG_S = 240
+WATCHDOG_S = 600
 
 CASES = [
     ("3.8", "1.23.5"),
