@@ -13,7 +13,7 @@ multipliers stay with ``mx.optimizer``.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class Sgd:
     """The update, with the scratch memory it needs.  Owned by one thread."""
 
     def __init__(self) -> None:
-        self._scratch: Dict[int, Array] = {}  # by elements
+        self._scratch: Dict[int, Tuple[Array, Array]] = {}  # by elements
 
     def update(
         self,
@@ -37,25 +37,27 @@ class Sgd:
     ) -> None:
         """Update the flat float32 arrays ``weight`` and ``state`` (momentum, if any) in place.
 
-        ``gradient`` is overwritten.  ``optimizer``: for momentum, rescale_grad, clip_gradient.
+        ``optimizer``: for momentum, rescale_grad and clip_gradient.
         """
         rate, rescale = np.float32(lr), np.float32(optimizer.rescale_grad)
-        decay = self._scratch.get(len(weight))
-        if decay is None:
-            decay = self._scratch[len(weight)] = np.empty_like(weight)
+        scratch = self._scratch.get(len(weight))
+        if scratch is None:
+            scratch = (np.empty_like(weight), np.empty_like(weight))
+            self._scratch[len(weight)] = scratch
+        decay, move = scratch
         np.multiply(weight, rate * np.float32(wd), out=decay)
         if optimizer.clip_gradient:
             bound = np.float32(optimizer.clip_gradient)
-            np.multiply(gradient, rescale, out=gradient)
-            np.clip(gradient, -bound, bound, out=gradient)
-            np.multiply(gradient, rate, out=gradient)
+            np.multiply(gradient, rescale, out=move)
+            np.clip(move, -bound, bound, out=move)
+            np.multiply(move, rate, out=move)
         else:
-            np.multiply(gradient, rate * rescale, out=gradient)
+            np.multiply(gradient, rate * rescale, out=move)
         if state is None:
-            np.add(decay, gradient, out=decay)
+            np.add(decay, move, out=decay)
             np.subtract(weight, decay, out=weight)
             return
         np.multiply(state, np.float32(optimizer.momentum), out=state)
         np.subtract(state, decay, out=state)
-        np.subtract(state, gradient, out=state)
+        np.subtract(state, move, out=state)
         np.add(weight, state, out=weight)

@@ -30,24 +30,16 @@ from p3.server.unpickle import loads
 
 
 class SliceIndex:
-    """What a slice is called in the optimizer's tables (a tuple would mean several indices)."""
+    """What a slice is called in the optimizer's tables; equal to itself alone.
 
-    __slots__ = ("key", "slice")
+    A tuple would not do: to the optimizer it means several indices.
+    """
 
-    def __init__(self, key: Any, number: int) -> None:
-        self.key, self.slice = key, number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SliceIndex) and self._pair() == other._pair()
-
-    def __hash__(self) -> int:
-        return hash(self._pair())
-
-    def _pair(self) -> Tuple[Any, int]:
-        return self.key, self.slice
+    def __init__(self, unit: Unit) -> None:
+        self._name = unit.name
 
     def __repr__(self) -> str:
-        return f"{self.key!r}[slice {self.slice}]"
+        return self._name
 
 
 class _Multipliers(NamedTuple):
@@ -55,6 +47,23 @@ class _Multipliers(NamedTuple):
 
     lr_mult: float
     wd_mult: float
+
+
+class _Slot:
+    """What the updater keeps of a unit: its index, and its arrays as the optimizer sees them.
+
+    ``gradient`` is shared by all units of a shape; ``sum`` is its memory, flat.  ``momentum``:
+    that of ``sgd.py``, flat, or ``None``; ``prepared`` once it is there.
+    """
+
+    def __init__(self, unit: Unit, gradient: Any) -> None:
+        self.index = unit.entry.key if unit.whole else SliceIndex(unit)
+        flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
+        self.weight = mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
+        self.gradient = gradient
+        self.sum = _memory(gradient)
+        self.momentum: Optional[Array] = None
+        self.prepared = False
 
 
 class Updater:
@@ -65,42 +74,51 @@ class Updater:
         self.pickled = pickled
         self._optimizer = loads(pickled, allowed)
         self._updater = mx.optimizer.get_updater(self._optimizer)
-        self._values: Dict[Any, Any] = {}  # index -> the unit's value as an NDArray
-        self._sgd = Sgd()
-        self._momenta: Dict[Any, Optional[Array]] = {}
-        # shape, dtype -> where gradients are summed: an NDArray, and its memory as a flat array
-        self._sums: Dict[Tuple[Tuple[int, ...], str], Tuple[Any, Array]] = {}
+        self._sgd = Sgd() if type(self._optimizer) is mx.optimizer.SGD else None
+        self._slots: Dict[Unit, _Slot] = {}
+        self._gradients: Dict[Tuple[Tuple[int, ...], str], Any] = {}  # by shape and dtype
 
     def apply(self, unit: Unit, pushes: List[Push]) -> None:
         """Update the unit's value in place by the pushes' sum; raises what the optimizer does."""
-        key = unit.entry.key
-        index = key if unit.whole else SliceIndex(key, next(iter(unit.slices)))
-        if pushes[0].extra:
-            self._adopt(key, index, json.loads(pushes[0].extra))
-        optimizer, step = self._optimizer, pushes[0].records[0].step
-        optimizer.num_update = max(optimizer.num_update, optimizer.begin_num_update + step)
-        weight = self._values.get(index)
-        if weight is None:
-            weight = self._values[index] = self._wrap(unit)
-        gradient, memory = self._sum(weight.shape, unit.entry.dtype)
-        total(pushes, memory)
-        if type(optimizer) is mx.optimizer.SGD and unit.entry.dtype == "float32":
-            self._apply_sgd(index, unit.value, memory, weight)
+        slot = self._slots.get(unit) or self._new_slot(unit)
+        optimizer, first = self._optimizer, pushes[0]
+        if first.extra:
+            self._adopt(unit.entry.key, slot.index, json.loads(first.extra))
+        step = optimizer.begin_num_update + first.records[0].step
+        optimizer.num_update = max(optimizer.num_update, step)
+        if self._sgd is not None and unit.entry.dtype == "float32":
+            self._apply_sgd(self._sgd, slot, unit.value, pushes)
             return
-        self._updater(index, gradient, weight)
+        total(pushes, slot.sum)
+        self._updater(slot.index, slot.gradient, slot.weight)
         if not engine.NAIVE:
-            weight.wait_to_read()
-            engine.wait_to_write(gradient)
+            slot.weight.wait_to_read()
+            engine.wait_to_write(slot.gradient)
 
-    def _apply_sgd(self, index: Any, value: Array, gradient: Array, weight: Any) -> None:
+    def _new_slot(self, unit: Unit) -> _Slot:
+        shape = unit.entry.shape if unit.whole else unit.value.shape
+        gradient = self._gradients.get((shape, unit.entry.dtype))
+        if gradient is None:
+            gradient = mx.nd.zeros(shape, dtype=unit.entry.dtype)
+            self._gradients[shape, unit.entry.dtype] = gradient
+        slot = self._slots[unit] = _Slot(unit, gradient)
+        return slot
+
+    def _apply_sgd(self, sgd: Sgd, slot: _Slot, value: Array, pushes: List[Push]) -> None:
         """What the updater would do, by ``sgd.py``; the state stays where the updater has it."""
-        if index not in self._momenta:
-            state = self._optimizer.create_state(index, weight)
+        optimizer, index = self._optimizer, slot.index
+        if not slot.prepared:
+            state = optimizer.create_state(index, slot.weight)
             self._updater.states[index], self._updater.states_synced[index] = state, True
-            self._momenta[index] = None if state is None else _memory(state)
-        self._optimizer._update_count(index)
-        lr, wd = self._optimizer._get_lr(index), self._optimizer._get_wd(index)
-        self._sgd.update(value, gradient, self._momenta[index], lr, wd, self._optimizer)
+            slot.momentum, slot.prepared = None if state is None else _memory(state), True
+        gradient = slot.sum
+        if len(pushes) == len(pushes[0].parts) == 1:
+            gradient = pushes[0].parts[0]
+        else:
+            total(pushes, gradient)
+        optimizer._update_count(index)
+        lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
+        sgd.update(value, gradient, slot.momentum, lr, wd, optimizer)
 
     def _adopt(self, key: Any, index: Any, changes: Dict[str, Any]) -> None:
         """Take over the attributes that changed on the caller's optimizer."""
@@ -112,19 +130,6 @@ class Updater:
             optimizer.param_dict[key] = _Multipliers(*multipliers)
         if isinstance(index, SliceIndex):
             optimizer.param_dict[index] = _multipliers_of(optimizer, key)
-
-    def _sum(self, shape: Tuple[int, ...], dtype: str) -> Tuple[Any, Array]:
-        found = self._sums.get((shape, dtype))
-        if found is None:
-            array = mx.nd.zeros(shape, dtype=dtype)
-            found = self._sums[shape, dtype] = (array, _memory(array))
-        return found
-
-    @staticmethod
-    def _wrap(unit: Unit) -> Any:
-        """The unit's value as an NDArray over the same memory, in the optimizer's shape."""
-        flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
-        return mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
 
 
 def _memory(array: Any) -> Array:

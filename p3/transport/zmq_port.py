@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import zmq
 import zmq.auth.thread
+import zmq.backend
 
 from p3.errors import UsageError
 from p3.transport import curve
@@ -22,6 +23,12 @@ from p3.transport.interface import Buffer, Channel, Message
 
 #: messages taken from one socket before the others get their turn
 _BATCH = 64
+#: frames from this size on may be sent without a copy; below, pyzmq's bookkeeping costs more
+_LARGE_BYTES = 65_536
+# pyzmq's compiled calls and plain numbers: its Python layer took longer than the call itself
+_send: Any = zmq.backend.Socket.send
+_recv: Any = zmq.backend.Socket.recv
+_NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 
 
 class ZmqPort:
@@ -92,12 +99,13 @@ class ZmqPort:
         """See ``Port.send``."""
         socket = self._connections.get((channel, peer))
         try:
-            if socket is not None:
-                socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
-                return True
-            router = self._listeners[channel]
-            token = peer if channel is Channel.CONTROL else self._tokens[peer]
-            router.send_multipart([token, *frames], zmq.NOBLOCK, copy=copy)
+            if socket is None:
+                socket = self._listeners[channel]
+                token = peer if channel is Channel.CONTROL else self._tokens[peer]
+                _send(socket, token, _NOBLOCK | _SNDMORE, True)
+            for frame in frames[:-1]:
+                _send(socket, frame, _NOBLOCK | _SNDMORE, copy or len(frame) < _LARGE_BYTES)
+            _send(socket, frames[-1], _NOBLOCK, copy or len(frames[-1]) < _LARGE_BYTES)
         except (zmq.Again, KeyError):
             return False
         except zmq.ZMQError as error:
@@ -158,12 +166,9 @@ class ZmqPort:
     def _drain(self, socket: Any, messages: List[Message]) -> None:
         """Take what has arrived on ``socket``, up to a batch, dropping strangers' messages."""
         channel, peer = self._sources[socket]
-        copy = channel is not Channel.DATA
         try:
             for _ in range(_BATCH):
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=copy)
-                if not copy:
-                    frames = [frame.buffer for frame in frames]
+                frames = _receive(socket)
                 if peer is not None:
                     messages.append(Message(channel, peer, frames))
                     continue
@@ -175,6 +180,16 @@ class ZmqPort:
                     messages.append(Message(channel, sender, frames))
         except zmq.Again:
             return
+
+
+def _receive(socket: Any) -> List[Any]:
+    """One message's frames, uncopied; raises ``zmq.Again`` if there is none."""
+    frame = _recv(socket, _NOBLOCK, False)
+    frames = [frame.buffer]
+    while frame.more:
+        frame = _recv(socket, _NOBLOCK, False)
+        frames.append(frame.buffer)
+    return frames
 
 
 def _bracketed(host: str) -> str:
