@@ -87,7 +87,7 @@ class Hiccups:
         self._thread.join()
 
     def _run(self):
-        while not self._over.wait(self._chance.random() * 0.01):
+        while not self._over.wait(self._chance.random() * 0.05):
             name = self._chance.choice(self._names)
             self._cluster.send_signal(name, signal.SIGSTOP)
             self._over.wait(self._chance.random() * 0.02)
