@@ -109,7 +109,7 @@ class Shard:
             if unit.missing:
                 unit.waiting.append((rank, record))
                 return []
-            return [_value(unit, rank, record)]
+            return [Reply(rank, _value(unit, record))]
         if record.op == INIT:
             return self._init(unit, rank, item)
         raise ValueError(f"operation {record.op} is not for a server")
@@ -117,12 +117,12 @@ class Shard:
     def _init(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
         """Store a slice's first value; later ones change nothing."""
         record = item.record
-        replies = [Reply(rank, Item(record._replace(op=DONE), b"", b""))]
+        replies = [Reply(rank, _done(record))]
         if record.slice in unit.missing:
             unit.part(record.slice)[...] = _array(unit, item)
             unit.missing.discard(record.slice)
             if not unit.missing:
-                replies += [_value(unit, puller, pull) for puller, pull in unit.waiting]
+                replies += [Reply(puller, _value(unit, pull)) for puller, pull in unit.waiting]
                 unit.waiting.clear()
                 replies += self._complete(unit)
         return replies
@@ -156,12 +156,13 @@ class Shard:
                 f" {self._rank}: {type(error).__name__}: {error}"
             )
             return [_error(unit, push.rank, record) for push in pushes for record in push.records]
-        leader = pushes[0].records[0].priority
-        return [
-            _result(unit, push.rank, record._replace(priority=leader))
-            for push in pushes
-            for record in push.records
-        ]
+        replies: List[Reply] = []
+        for place, record in enumerate(pushes[0].records):
+            items = {0: _done(record), WANT_VALUE: _value(unit, record)}  # the same for all ranks
+            replies += [
+                Reply(push.rank, items[push.records[place].flags & WANT_VALUE]) for push in pushes
+            ]
+        return replies
 
     def __repr__(self) -> str:
         late = {
@@ -184,17 +185,15 @@ def _array(unit: Unit, item: Item) -> Array:
     return array
 
 
-def _value(unit: Unit, rank: int, record: Record) -> Reply:
+def _value(unit: Unit, record: Record) -> Item:
     payload = memoryview(unit.part(record.slice).view(np.uint8))
     if unit.entry.mode == "async":
         payload = memoryview(bytes(payload))
-    return Reply(rank, Item(record._replace(op=VALUE, flags=0), b"", payload))
+    return Item(record._replace(op=VALUE, flags=0), b"", payload)
 
 
-def _result(unit: Unit, rank: int, record: Record) -> Reply:
-    if record.flags & WANT_VALUE:
-        return _value(unit, rank, record)
-    return Reply(rank, Item(record._replace(op=DONE, flags=0), b"", b""))
+def _done(record: Record) -> Item:
+    return Item(record._replace(op=DONE, flags=0), b"", b"")
 
 
 def _error(unit: Unit, rank: int, record: Record) -> Reply:
