@@ -33,10 +33,10 @@ from p3.errors import PeerError, UsageError
 from p3.launch import local
 from p3.launch.script import Script
 
-_START_S = 120.0  # MXNet is imported in every process, by as many as there are cores at a time
+_START_S = 240.0  # MXNet is imported in every process, by as many as there are cores at a time
 _FOLLOW_S = 5.0  # when one rank has raised, the others may wait for it for ever
 _END_S = 30.0
-_TAIL_CHARS = 4000
+_TAIL_CHARS = 10_000
 
 Outcome = Tuple[Optional[str], Any]  #: what a worker sends back: (traceback, result)
 

@@ -124,7 +124,7 @@ def test_a_key_kept_whole_is_updated_once_when_all_its_slices_are_there():
     replies = sorted(said(made.handle(0, item(PUSH, [1] * 8, flags=WANT_VALUE))))
     assert seen == [(True, 11, [2, 2])]
     assert replies == [
-        (rank, VALUE, values) for values in ([2.0] * 8, [2.0] * 3) for rank in (0, 1)
+        (rank, VALUE, values) for rank in (0, 1) for values in ([2.0] * 3, [2.0] * 8)
     ]
 
 
