@@ -13,6 +13,7 @@ wrong.  It runs at exit by itself.  In forked children the node is inert.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -187,18 +188,15 @@ class Node:
 
         port = InprocPort(network)
         scheduler = port.listen(Channel.CONTROL, "")
-        jobs: List[Tuple[str, Callable[[], Any]]] = [
-            (
-                "p3-scheduler",
-                lambda: serve_on(port, self.settings, __version__, say=lambda line: None),
-            ),
-            (
-                "p3-server",
-                lambda: run_server(
-                    self.settings, InprocPort(network), InprocPort(network), scheduler, ""
-                ),
-            ),
-        ]
+
+        def schedule() -> None:
+            serve_on(port, self.settings, __version__, say=lambda line: None)
+
+        def serve() -> None:
+            with contextlib.suppress(P3Error):  # the worker is this process, and tells of it
+                run_server(self.settings, InprocPort(network), InprocPort(network), scheduler, "")
+
+        jobs = [("p3-scheduler", schedule), ("p3-server", serve)]
         for name, target in jobs:
             thread = threading.Thread(target=target, name=name, daemon=True)
             thread.start()
@@ -242,7 +240,10 @@ def abandon(settings: Settings, reason: Optional[str]) -> int:
 
 def _at_exit() -> None:
     """For scripts that nobody called ``finish`` for: a failure still ends non-zero."""
-    code = finish(0, None) if sys.exc_info()[0] is None else 1
+    if _node is None or _node.finished or _node.pid != os.getpid():
+        return
+    crashed = getattr(sys, "last_type", None)  # of the exception that ended the script, if any
+    code = finish(1 if crashed else 0, crashed and f"the script ended with {crashed.__name__}")
     if code:
         sys.stdout.flush()
         sys.stderr.flush()
