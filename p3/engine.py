@@ -6,11 +6,11 @@ later writes to what is read, and reads of what is written, wait.  So a script m
 delete an array it pushed, and the forward pass of a layer starts when its weight has come.
 
 ``complete(error)`` may be called from any thread, once.  With an error, whoever reads an
-array that the operation writes gets ``MXNetError`` with that text, so an unfinished weight
-can never be taken for a result.  Where an array that the operation reads carries such an error
-already, the engine passes it on and never calls ``start``; then ``skipped`` is called.  Under
-NaiveEngine, which knows no errors and finishes each operation before it returns, ``submit``
-waits and raises the error itself.
+array that the operation writes gets ``MXNetError`` with that text: once, as MXNet forgets an
+array's error when it has raised it, so the store keeps refusing the key as well.  Where an
+array that the operation reads carries such an error already, the engine passes it on and never
+calls ``start``; then ``skipped`` is called.  Under NaiveEngine, which knows no errors and
+finishes each operation before it returns, ``submit`` waits and raises the error itself.
 
 What is relied on of MXNet 1.9.1 beyond its C API, checked when this module is imported:
 

@@ -158,10 +158,12 @@ class Shard:
             return [_error(unit, push.rank, record) for push in pushes for record in push.records]
         replies: List[Reply] = []
         for place, record in enumerate(pushes[0].records):
-            items = {0: _done(record), WANT_VALUE: _value(unit, record)}  # the same for all ranks
-            replies += [
-                Reply(push.rank, items[push.records[place].flags & WANT_VALUE]) for push in pushes
-            ]
+            items: Dict[int, Item] = {}  # by what was asked for: the same for all ranks
+            for push in pushes:
+                wanted = push.records[place].flags & WANT_VALUE
+                if wanted not in items:
+                    items[wanted] = _value(unit, record) if wanted else _done(record)
+                replies.append(Reply(push.rank, items[wanted]))
         return replies
 
     def __repr__(self) -> str:
