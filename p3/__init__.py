@@ -3,6 +3,7 @@
     backward has made a gradient
       -> store.py       push, pull, pushpull: one operation of MXNet's engine a key
       -> engine.py      the engine starts it when the arrays are free, and waits for its end
+           ndarray.py       an array's kind, identity and memory
       -> worker.py      the I/O thread: a key's requests one by one, its slices into the outbox
            slicing.py       which elements are a slice, and which server holds it
            forward_order.py     the layers' order, observed

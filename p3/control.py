@@ -31,7 +31,7 @@ from p3.config import SCHEDULER, SERVER, Settings
 from p3.errors import InternalError, P3Error, PeerError, UsageError
 from p3.scheduler.answers import (
     Event,
-    KeyConflict,
+    KeyFailed,
     Order,
     PeerFailed,
     Registration,
@@ -63,8 +63,8 @@ from p3.transport import Channel, Message, Port
 __all__ = [
     "ControlClient",
     "Event",
-    "KeyConflict",
     "KeyEntry",
+    "KeyFailed",
     "Order",
     "PeerFailed",
     "Registration",
@@ -181,7 +181,7 @@ class ControlClient:
 
         The future raises ``PeerError`` if ranks disagree on the key or a server refuses it,
         ``UsageError`` if nobody could store such a key.  A disagreement that comes to light
-        later is a ``KeyConflict`` event.
+        later is a ``KeyFailed`` event.
         """
         plain = tuple(int(size) for size in shape)
 
@@ -208,6 +208,10 @@ class ControlClient:
     def order(self, space: int, keys: Sequence[Key]) -> None:
         """Tell all workers the order in which the forward pass uses keys (rank 0 does)."""
         self._post({"kind": "order", "space": space, "keys": list(keys)})
+
+    def fail_key(self, space: int, key: Key, reason: str) -> None:
+        """Tell all workers that nobody can use ``key`` any more.  Returns at once."""
+        self._post({"kind": "fail_key", "space": space, "key": key, "reason": reason})
 
     # ---- for servers
 

@@ -7,19 +7,16 @@ delete an array it pushed, and the forward pass of a layer starts when its weigh
 
 ``complete(error)`` may be called from any thread, once.  With an error, whoever reads an
 array that the operation writes gets ``MXNetError`` with that text: once, as MXNet forgets an
-array's error when it has raised it, so the store keeps refusing the key as well.  Where an
-array that the operation reads carries such an error already, the engine passes it on and never
-calls ``start``; then ``skipped`` is called.  Under NaiveEngine, which knows no errors and
-finishes each operation before it returns, ``submit`` waits and raises the error itself.
+array's error when it has raised it.  Where an array of the operation carries such an error
+already, the engine passes it on and never calls ``start``; then ``skipped`` is called.  Under
+NaiveEngine, which knows no errors and finishes each operation before it returns, ``submit``
+waits and raises the error itself.
 
-What is relied on of MXNet 1.9.1 beyond its C API, checked when this module is imported:
+What is relied on of MXNet 1.9.1 beyond its C API:
 
 - an operation's end is a struct of three pointers, ``{callback, engine, operation}``, and
   ``callback(engine, operation, error)`` ends it (``include/mxnet/engine.h``);
-- ``error`` points to a ``dmlc::Error``, which is a ``std::runtime_error`` and nothing more;
-- an NDArray begins with the pointer to its chunk, and a chunk with its data pointer
-  (``include/mxnet/ndarray.h``).  oneDNN may keep a weight in a layout of its own; the chunk
-  can bring it back to plain memory, in the middle of an operation that writes it.
+- ``error`` points to a ``dmlc::Error``, which is a ``std::runtime_error`` and nothing more.
 """
 
 from __future__ import annotations
@@ -32,9 +29,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 import mxnet as mx
 
 from p3 import config
-from p3.errors import InternalError, UsageError
+from p3.errors import InternalError
+from p3.ndarray import chunk, make_plain, quick
 
-_lib = mx.base._LIB
 _StartProc = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DeleteProc = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _EndProc = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -45,6 +42,9 @@ _CPU = (ctypes.c_int32 * 2)(1, 0)  # {device type, device id}
 _PRIORITIZED = ctypes.c_int(3)
 
 NAIVE = config.naive_engine()
+#: enqueueing waits for nobody and keeps the interpreter lock; but NaiveEngine waits in it for
+#: the end of the operation, which comes from another thread
+_library = mx.base._LIB if NAIVE else quick
 
 
 class Operation:
@@ -53,7 +53,7 @@ class Operation:
     def __init__(
         self,
         start: Callable[[Operation], None],
-        skipped: Callable[[], None],
+        skipped: Callable[[str], None],
         keep: List[Any],
     ) -> None:
         self._start, self._skipped = start, skipped
@@ -89,7 +89,7 @@ _numbers = itertools.count(1)
 
 def submit(
     start: Callable[[Operation], None],
-    skipped: Callable[[], None],
+    skipped: Callable[[str], None],
     reads: Sequence[Any],
     writes: Sequence[Any],
     priority: int,
@@ -98,7 +98,8 @@ def submit(
     """Enqueue an operation on CPU arrays; returns at once (NaiveEngine excepted).
 
     ``start(operation)`` must not block; it, or any thread later, calls ``complete``.
-    ``skipped()`` is called instead if an array to be read could not be computed.
+    ``skipped(reason)`` is called instead if an array carries an error already, and after a
+    ``start`` that raised.
     ``priority`` orders operations that are ready.  Thread-safe as MXNet's own calls are.
     """
     written = list({chunk(array): array for array in writes}.values())
@@ -108,10 +109,9 @@ def submit(
     number = next(_numbers)
     _pending[number] = operation
     for array in read:
-        if _reorder is not None and len(array.shape) > 1:
-            _reorder(array.handle)
+        make_plain(array)
     mx.base.check_call(
-        _lib.MXEnginePushAsyncND(
+        _library.MXEnginePushAsyncND(
             _on_start,
             ctypes.c_void_p(number),
             _on_delete,
@@ -130,27 +130,6 @@ def submit(
         raise mx.base.MXNetError(operation.error)
 
 
-def chunk(array: Any) -> int:
-    """The identity of the memory that ``array`` is, or is a view of."""
-    return ctypes.c_void_p.from_address(array.handle.value).value or 0
-
-
-def memory(array: Any, nbytes: int, writing: bool = False) -> memoryview:
-    """The ``nbytes`` of a CPU array, for use while an operation on it is open; not a copy.
-
-    The view keeps the array's memory alive.  ``writing``: the open operation writes it.
-    """
-    if writing and _plain is not None:
-        _plain(chunk(array))
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(_lib.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    if nbytes == 0 or not pointer.value:
-        return memoryview(b"")
-    buffer = (ctypes.c_char * nbytes).from_address(pointer.value)
-    setattr(buffer, "array", array)  # noqa: B010  # so that the view keeps it alive
-    return memoryview(buffer).cast("B")
-
-
 def pending() -> bool:
     """Whether operations of ``submit`` have not ended yet."""
     return bool(_pending or _started_operations)
@@ -164,11 +143,6 @@ def wait_all() -> None:
         pass  # whoever uses the key again is told
 
 
-def wait_to_write(array: Any) -> None:
-    """Block until nothing reads or writes ``array`` any more."""
-    mx.base.check_call(_lib.MXNDArrayWaitToWrite(array.handle))
-
-
 def _started(_context: int, end: int, number: int) -> None:
     """The engine's call when all arrays are free; an exception here would be lost."""
     operation = _pending.pop(number)
@@ -178,14 +152,16 @@ def _started(_context: int, end: int, number: int) -> None:
         operation._start(operation)
     except BaseException as error:  # noqa: BLE001  # ctypes would only print it
         if operation._end is not None:
-            operation.complete(f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            operation.complete(reason)
+            operation._skipped(reason)
 
 
 def _deleted(number: int) -> None:
     """The engine's call when it forgets an operation, started or not."""
     operation = _pending.pop(number, None)
     if operation is not None:
-        operation._skipped()
+        operation._skipped("could not be computed")
 
 
 _on_start = _StartProc(_started)
@@ -207,33 +183,3 @@ def _dmlc_error(text: str) -> int:
     with _errors_lock:
         _errors.append(memory)
     return ctypes.addressof(memory)
-
-
-def _method(name: str) -> Any:
-    """A C++ method of MXNet's library, or ``None`` in builds without oneDNN."""
-    try:
-        method = getattr(_lib, name)
-    except AttributeError:
-        return None
-    method.argtypes, method.restype = [ctypes.c_void_p], None
-    return method
-
-
-_reorder = _method("_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv")
-_plain = _method("_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv")
-
-
-def _check_layout() -> None:
-    """Raise unless NDArrays are laid out as this module relies on."""
-    array = mx.nd.ones((3,), ctx=mx.cpu())
-    array.wait_to_read()
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(_lib.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    if ctypes.c_void_p.from_address(chunk(array)).value != pointer.value:
-        raise UsageError(
-            f"this build of MXNet ({mx.__version__}) lays arrays out differently from 1.9.1,"
-            " which p3 is made for; install mxnet 1.9.1"
-        )
-
-
-_check_layout()

@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from p3 import __version__, address, config
 from p3.config import EMBEDDED, Settings
-from p3.control import ControlClient, KeyConflict, Order, PeerFailed, Registration, Welcome
+from p3.control import ControlClient, KeyFailed, Order, PeerFailed, Registration, Welcome
 from p3.errors import P3Error, PeerError, UsageError
 from p3.exchange import Exchange
 from p3.slicing import KeyEntry
@@ -89,9 +89,9 @@ class Node:
                 worker.fail(self._failure)
 
     def new_space(self) -> int:
-        """A number for a store's keys: the n-th store of a script is the same on all ranks."""
+        """A number for a store's keys, from 1: a script's n-th store is the same on all ranks."""
         self._spaces += 1
-        return self._spaces - 1
+        return self._spaces
 
     def declare(self, key: Key, mode: str, whole: bool) -> None:
         """Have ``key`` placed; its requests wait until it is.  Returns at once."""
@@ -110,6 +110,12 @@ class Node:
                 worker.fail_key(key, _as_p3(error))
 
         future.add_done_callback(placed)
+
+    def fail_key(self, key: Key, reason: str) -> None:
+        """End all requests of ``key``, now and later, on every rank.  Returns at once."""
+        if self.worker is not None:
+            self.worker.fail_key(key, UsageError(reason))
+        self.control.fail_key(key.space, key.name, reason)
 
     def finish(self, code: int, reason: Optional[str]) -> int:
         """Leave the job; return the exit code.  Blocks until what was pushed has arrived.
@@ -162,7 +168,7 @@ class Node:
             self._failure = event.error()
             if self.worker is not None:
                 self.worker.fail(self._failure)
-        elif isinstance(event, KeyConflict):
+        elif isinstance(event, KeyFailed):
             key = self._keys.get((int(event.space), event.key))
             if key is not None and self.worker is not None:
                 self.worker.fail_key(key, PeerError(event.reason))

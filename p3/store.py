@@ -19,14 +19,13 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from p3 import engine, optimizers
+from p3 import engine, ndarray, optimizers
 from p3.errors import UnknownKeyError, UsageError
 from p3.node import Node, enlist
 from p3.server import unpickle
 from p3.worker import INIT, PULL, PUSH, Key, Request, Worker
 
 _DTYPES = frozenset("float16 float32 float64 int8 uint8 int32 int64".split())
-_CPU_TYPES = ("cpu", "cpu_pinned", "cpu_shared")
 
 
 class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
@@ -91,7 +90,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 continue
             array = values[0]
             _check_array(name, array)
-            state = Key(self._space, name, tuple(array.shape), _dtype(array))
+            state = Key(self._space, name, ndarray.shape(array), ndarray.dtype(array))
             self._keys[name] = state
             whole = self._optimizer is not None and optimizers.needs_whole_keys(self._optimizer)
             self._node.declare(state, "async" if "_async" in self._type else "sync", whole)
@@ -179,19 +178,27 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         nbytes = request.key.nbytes
 
         def start(operation: engine.Operation) -> None:
-            written = None if target is None else engine.memory(target, nbytes, writing=True)
-            read = None if source is None else engine.memory(source, nbytes)
+            written = None if target is None else ndarray.memory(target, nbytes, writing=True)
+            read = None if source is None else ndarray.memory(source, nbytes)
             self._worker.begin(request, operation.complete, read, written)
 
         self._worker.enqueue(request)
         engine.submit(
             start,
-            lambda: self._worker.skip(request),
+            lambda reason: self._skip(request, reason),
             [] if source is None else [source],
             [] if target is None else [target],
             request.priority,
             name,
         )
+
+    def _skip(self, request: Request, reason: str) -> None:
+        """The engine did not begin the request: no rank can count on its key any more."""
+        if request.op == PULL:  # of this rank's concern alone; whoever reads `out` is told
+            self._worker.begin(request, lambda error: None)
+            return
+        what = f"rank {self.rank}: the array given to key {request.key.name!r}: {reason}"
+        self._node.fail_key(request.key, what)
 
     def _check_alive(self) -> None:
         if os.getpid() != self._node.pid:
@@ -212,10 +219,11 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             raise key.error
         for array in arrays:
             _check_array(name, array)
-            if tuple(array.shape) != key.shape:
-                raise UsageError(f"key {name!r} has shape {key.shape}, not {tuple(array.shape)}")
-            if not writing and _dtype(array) != key.dtype:
-                raise UsageError(f"key {name!r} has dtype {key.dtype}, not {_dtype(array)}")
+            shape, dtype = ndarray.shape(array), ndarray.dtype(array)
+            if shape != key.shape:
+                raise UsageError(f"key {name!r} has shape {key.shape}, not {shape}")
+            if not writing and dtype != key.dtype:
+                raise UsageError(f"key {name!r} has dtype {key.dtype}, not {dtype}")
         return key
 
     def _is_cut(self, key: Key) -> bool:
@@ -258,19 +266,15 @@ def _pairs(key: Any, value: Any) -> Iterator[Tuple[Any, List[Any]]]:
 def _check_array(name: Any, array: Any) -> None:
     if not isinstance(array, mx.nd.NDArray):
         raise UsageError(f"key {name!r}: an mx.nd.NDArray is needed, not {type(array).__name__}")
-    if array.stype != "default":
+    if not ndarray.is_dense(array):
         raise UsageError(f"key {name!r}: {array.stype} arrays are not supported")
-    if _dtype(array) not in _DTYPES:
-        raise UsageError(f"key {name!r}: dtype {_dtype(array)} is not supported")
-
-
-def _dtype(array: Any) -> str:
-    return str(np.dtype(array.dtype).name)
+    if ndarray.dtype(array) not in _DTYPES:
+        raise UsageError(f"key {name!r}: dtype {ndarray.dtype(array)} is not supported")
 
 
 def _on_cpu(array: Any) -> Any:
     """``array``, or its copy in pinned memory if it is on a GPU."""
-    if array.context.device_type in _CPU_TYPES:
+    if ndarray.on_cpu(array):
         return array
     return array.as_in_context(mx.cpu_pinned())
 
@@ -278,7 +282,7 @@ def _on_cpu(array: Any) -> Any:
 def _target(key: Key, outs: Sequence[Any]) -> Any:
     """Where the result is written first: the first array that has its dtype and is on the CPU."""
     for array in outs:
-        if array.context.device_type in _CPU_TYPES and _dtype(array) == key.dtype:
+        if ndarray.on_cpu(array) and ndarray.dtype(array) == key.dtype:
             return array
     on_gpu = outs[0].context.device_type == "gpu"
     context = mx.cpu_pinned() if on_gpu else mx.cpu()

@@ -11,7 +11,8 @@ mixture of two rounds, and no server ever holds more than one push of a rank.  D
 do not wait for each other; their slices go out by priority.
 
 Memory.  Slices are sent from the gradient's own memory and written straight into the
-weight's.  Both belong to an open engine operation until ``Request.end``.
+weight's.  Both belong to an open engine operation until ``Request.end``.  What a failed request
+should have written is spoilt: it could be a mixture of two rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tu
 
 import numpy as np
 
-from p3.errors import InternalError, P3Error, PeerError, UsageError
+from p3.errors import InternalError, P3Error, PeerError
 from p3.exchange import Exchange
 from p3.forward_order import ForwardOrder
 from p3.rounds import Array
@@ -122,7 +123,7 @@ class Worker:
             raise self.error
 
     def enqueue(self, request: Request) -> None:
-        """Put a request behind the earlier ones of its key; ``begin`` or ``skip`` must follow."""
+        """Put a request behind the earlier ones of its key; it waits for ``begin``."""
         request.key.queue.append(request)
 
     def begin(
@@ -143,11 +144,6 @@ class Worker:
             self._end(request, str(self.error))
         else:
             self._do(lambda: self._begin(request))
-
-    def skip(self, request: Request) -> None:
-        """The array to be sent could not be computed, so the key has no further rounds."""
-        error = UsageError(f"the array pushed to key {request.key.name!r} could not be computed")
-        self.fail_key(request.key, error)
 
     def know(self, key: Key, entry: KeyEntry, slices: List[Slice]) -> None:
         """The scheduler has placed ``key``; its requests may go."""
@@ -294,6 +290,8 @@ class Worker:
             self._open.discard(request)
             if not self._open:
                 self._idle.notify_all()
+        if error is not None and request.target is not None:
+            _spoil(request.target, request.key.dtype)
         request.end(error)
 
     def __repr__(self) -> str:
@@ -301,6 +299,16 @@ class Worker:
             str(request.key.name): sorted(request.awaited) for request in list(self._open)[:10]
         }
         return f"<Worker {len(self._open)} requests open {waiting}; {self._exchange!r}>"
+
+
+def _spoil(target: Array, dtype: str) -> None:
+    """Fill the bytes of a result that did not come, as some of its slices may have.
+
+    MXNet raises the error to the first reader only; what a second one finds, or saves, must
+    not look like a weight: not a number, or the largest one where the dtype has no such value.
+    """
+    values = target.view(dtype)
+    values.fill(np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).max)
 
 
 __all__ = ["INIT", "PULL", "PUSH", "Key", "Request", "Worker"]

@@ -16,7 +16,7 @@ import pytest
 from p3.config import SCHEDULER, SERVER, WORKER, Settings
 from p3.control import (
     ControlClient,
-    KeyConflict,
+    KeyFailed,
     Order,
     PeerFailed,
     Registration,
@@ -312,7 +312,7 @@ def test_a_shape_mismatch_reaches_both_ranks(new_job):
     future = second.client.declare(0, "w", (3, 2), "float32", "sync", False)
     with pytest.raises(PeerError) as caught:
         future.result(DEADLINE_S)
-    event = first.event(KeyConflict)
+    event = first.event(KeyFailed)
     assert (event.space, event.key) == (0, "w")
     assert event.reason == str(caught.value)
     for word in ("key 'w'", "rank 0", "(2, 3)", "rank 1", "(3, 2)"):

@@ -19,6 +19,7 @@ PURE = """
 MAY_NAME_MXNET = {
     "store.py",  # the store is one of MXNet's
     "engine.py",  # joins its engine
+    "ndarray.py",  # looks into its arrays
     "server/updater.py",  # applies its optimizers
     "compat.py",  # prepares its import
     "_hook.py",  # waits for its import

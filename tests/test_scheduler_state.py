@@ -375,8 +375,8 @@ def test_a_disagreement_reaches_everybody_who_declared_the_key(fields):
     job.declare("w0", 0)
     job.answer_commands("s0", "s1")
     job.got.clear()
-    assert job.declare("w2", 4, **fields) == [("w0", "key_error"), ("w2", "reply")]
-    event, reply = job.last("w0", "key_error"), job.last("w2", "reply")
+    assert job.declare("w2", 4, **fields) == [("w0", "key_failed"), ("w2", "reply")]
+    event, reply = job.last("w0", "key_failed"), job.last("w2", "reply")
     assert (event["space"], event["key"]) == (0, "a")
     assert event["reason"] == reply["error"]
     different = str(next(iter(fields.values())))
@@ -396,9 +396,27 @@ def test_a_disagreement_before_the_servers_know_ends_all_waits():
     job = Job().begin()
     job.declare("w0", 0)
     sends = job.declare("w1", 0, shape=(9,))
-    assert sends == [("w0", "key_error"), ("w0", "reply"), ("w1", "reply")]
+    assert sends == [("w0", "key_failed"), ("w0", "reply"), ("w1", "reply")]
     job.answer_commands("s0", "s1")
-    assert job.kinds("w0") == ["key_error", "reply"]
+    assert job.kinds("w0") == ["key_failed", "reply"]
+
+
+def test_a_key_that_one_rank_cannot_go_on_with_fails_on_all():
+    job = Job().begin()
+    job.declare("w0", 0)
+    job.answer_commands("s0", "s1")
+    sends = job.send("w0", "fail_key", space=0, key="a", reason="rank 0: no memory")
+    assert sends == [("w0", "key_failed")]
+    assert job.last("w0", "key_failed")["reason"] == "rank 0: no memory"
+    assert job.send("w0", "fail_key", space=0, key="a", reason="again") == []
+    job.declare("w1", 3)  # later than the failure
+    assert job.last("w1", "reply")["error"] == "rank 0: no memory"
+
+
+def test_nobody_can_fail_a_key_that_is_not_there():
+    job = Job().begin()
+    assert job.send("w0", "fail_key", space=0, key="b", reason="x") == []
+    assert job.state.dropped == 1
 
 
 def test_one_rank_that_declares_a_key_twice_differently():
@@ -486,7 +504,7 @@ def test_status_tells_who_waits():
     status = job.last("w0", "reply")["status"]
     assert status["barrier"] == {"waiting": [1], "absent": [0]}
     assert status["commands"][0] == "0 flush: waits for servers [0, 1]"
-    assert status["keys_unknown"] == ["key 'a' of 0"]
+    assert status["keys_unknown"] == ["key 'a' of store 0"]
     for text in ("running", "worker 1 (host 10.0.0.1, pid 41)", "flush"):
         assert text in repr(job.state)
 

@@ -81,8 +81,8 @@ class PeerFailed:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeyConflict:
-    """Ranks declared a key differently, or a server could not take it; it cannot be used."""
+class KeyFailed:
+    """A key that nobody can use any more: ranks disagree on it, or one cannot go on with it."""
 
     space: Key
     key: Key
@@ -102,7 +102,7 @@ class Stop:
     """All workers are done: a server shall finish and say goodbye."""
 
 
-Event = Union[PeerFailed, KeyConflict, Order, Stop]
+Event = Union[PeerFailed, KeyFailed, Order, Stop]
 
 
 def read_welcome(body: Body) -> Welcome:
@@ -138,8 +138,8 @@ def read_event(body: Body) -> Event:
         return PeerFailed(
             get_str(body, "role"), rank, get_str(body, "host"), get_str(body, "reason")
         )
-    if kind == "key_error":
-        return KeyConflict(get_key(body, "space"), get_key(body, "key"), get_str(body, "reason"))
+    if kind == "key_failed":
+        return KeyFailed(get_key(body, "space"), get_key(body, "key"), get_str(body, "reason"))
     if kind == "order":
         return Order(get_key(body, "space"), tuple(get_keys(body, "keys")))
     if kind == "stop":

@@ -65,7 +65,7 @@ class Entry:
         }
 
     def __str__(self) -> str:
-        return f"key {shown(self.key)} of {shown(self.space)}"
+        return f"key {shown(self.key)} of store {shown(self.space)}"
 
 
 class Directory:

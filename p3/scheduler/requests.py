@@ -3,6 +3,7 @@
     ask      -> command to every server   -> all answered -> reply
     declare  -> command "key", once a key -> all answered -> reply to each who declared it
     barrier  -> all workers have come     -> reply to each
+    fail_key -> event to each who declared the key
     order    -> event to every worker
     status   -> reply at once
 
@@ -47,6 +48,7 @@ class Requests:
             "ask": _only(WORKER, self._ask),
             "declare": _only(WORKER, self._declare),
             "barrier": _only(WORKER, self._arrive),
+            "fail_key": _only(WORKER, self._fail_key),
             "order": _only(WORKER, self._order),
             "status": _only(WORKER, self._status),
             "reply": _only(SERVER, self._answer),
@@ -113,10 +115,16 @@ class Requests:
         if entry.broken is not None:
             return []
         entry.broken = reason
-        event = {"kind": "key_error", "space": entry.space, "key": entry.key, "reason": reason}
+        event = {"kind": "key_failed", "space": entry.space, "key": entry.key, "reason": reason}
         workers = self._roster.workers
         told = [Send(workers[rank].peer, event) for rank in sorted(entry.declared_by)]
         return told + self._answer_waiters(entry)
+
+    def _fail_key(self, member: Member, body: Body, blob: bytes) -> List[Send]:
+        entry = self._directory.find(body)
+        if entry is None:
+            raise Malformed(f"fail_key from {member} for a key that nobody has declared")
+        return self._break(entry, get_str(body, "reason"))
 
     def _answer_waiters(self, entry: Entry) -> List[Send]:
         waiters, entry.waiters = entry.waiters, []

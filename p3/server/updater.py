@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 import mxnet as mx
 import numpy as np
 
-from p3 import engine
+from p3 import engine, ndarray
 from p3.rounds import Array, Push, total
 from p3.server.sgd import Sgd
 from p3.server.shard import Unit
@@ -93,7 +93,7 @@ class Updater:
         self._updater(slot.index, slot.gradient, slot.weight)
         if not engine.NAIVE:
             slot.weight.wait_to_read()
-            engine.wait_to_write(slot.gradient)
+            ndarray.wait_to_write(slot.gradient)
 
     def _new_slot(self, unit: Unit) -> _Slot:
         shape = unit.entry.shape if unit.whole else unit.value.shape
@@ -136,7 +136,7 @@ def _memory(array: Any) -> Array:
     """A CPU array's memory, flat; waits until it is computed."""
     array.wait_to_read()
     dtype = np.dtype(array.dtype)
-    return np.frombuffer(engine.memory(array, array.size * dtype.itemsize), dtype)
+    return np.frombuffer(ndarray.memory(array, array.size * dtype.itemsize), dtype)
 
 
 def _multipliers_of(optimizer: Any, key: Any) -> _Multipliers:
