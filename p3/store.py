@@ -23,6 +23,7 @@ from p3 import engine, ndarray, optimizers
 from p3.errors import UnknownKeyError, UsageError
 from p3.node import Node, enlist
 from p3.server import unpickle
+from p3.wire import REPLACE, WANT_VALUE
 from p3.worker import INIT, PULL, PUSH, Key, Request, Worker
 
 _DTYPES = frozenset("float16 float32 float64 int8 uint8 int32 int64".split())
@@ -97,6 +98,19 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             if self.rank == 0:
                 self._submit(Request(state, INIT), b"p3_init", source=_on_cpu(array))
 
+    def replace(self, key: Any, value: Any) -> None:
+        """Give ``key``, which is there already, rank 0's ``value``, whatever the others pass.
+
+        Returns at once.  Every rank must call it, between the same two pushes of the key: it
+        takes part in the order of the key's calls.  The optimizer's states stay.
+        """
+        for name, values in _pairs(key, value):
+            state = self._known(name, values)
+            if self.rank == 0:
+                self._submit(
+                    Request(state, INIT, flags=REPLACE), b"p3_replace", source=_on_cpu(values[0])
+                )
+
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """``init`` with rank 0's ``value``, then ``pull`` into ``out``.  Returns at once."""
         self.init(key, value)
@@ -139,7 +153,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             state = self._known(name, values)
             self._known(name, outs, writing=True)
             source, target = self._reduce(values), _target(state, outs)
-            request = Request(state, PUSH, priority, *self._begin_push(name), wants_value=True)
+            request = Request(state, PUSH, priority, *self._begin_push(name), WANT_VALUE)
             self._submit(request, b"p3_pushpull", source, target)
             _spread(target, outs)
 

@@ -34,6 +34,7 @@ INIT, PUSH, PULL = 1, 2, 3  #: worker to server
 VALUE, DONE, ERROR = 4, 5, 6  #: server to worker; ERROR's payload is a text in UTF-8
 
 WANT_VALUE = 1  #: flag of PUSH: answer with the updated value, not only DONE
+REPLACE = 2  #: flag of INIT: also if the slice has a value already
 
 _PREFIX = struct.Struct("<2sBxI")
 _RECORD = struct.Struct("<IIIIiBBHQ")

@@ -30,7 +30,7 @@ from p3.forward_order import ForwardOrder
 from p3.rounds import Array
 from p3.slicing import KeyEntry, Slice
 from p3.transport import Channel
-from p3.wire import ERROR, INIT, PULL, PUSH, VALUE, WANT_VALUE, Item, Record
+from p3.wire import ERROR, INIT, PULL, PUSH, VALUE, Item, Record
 
 
 class Key:
@@ -51,8 +51,8 @@ class Key:
 class Request:
     """One operation of a script on one key: INIT, PUSH or PULL, with its memory.
 
-    ``step``: the training step of a push; ``extra``: what changed on the optimizer before it.
-    ``wants_value``: whether a push is answered with the updated value.
+    ``step``: the training step of a push; ``extra``: what changed on the optimizer before it;
+    ``flags``: as in its records.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Request:
         priority: int = 0,
         step: int = 0,
         extra: bytes = b"",
-        wants_value: bool = False,
+        flags: int = 0,
     ) -> None:
         self.key, self.op = key, op
         self.priority = max(-(2**31), min(int(priority), 2**31 - 1))
-        self.step, self.extra, self.wants_value = step, extra, wants_value
+        self.step, self.extra, self.flags = step, extra, flags
         self.begun = False
         self.end: Callable[[Optional[str]], None] = _never_begun
         self.source: Optional[memoryview] = None
@@ -233,11 +233,10 @@ class Worker:
         if request.op == PUSH:
             key.round += 1
         request.awaited = {part.number for part in key.slices}
-        flags = WANT_VALUE if request.wants_value else 0
         priority = self._priorities.get((key.space, key.name), request.priority)
         for part in key.slices:
             record = Record(
-                key.id, part.number, key.round, request.step, priority, request.op, flags
+                key.id, part.number, key.round, request.step, priority, request.op, request.flags
             )
             payload: bytes | memoryview = b""
             if request.source is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from p3.server.shard import Shard, assign
 from p3.slicing import KeyEntry
-from p3.wire import DONE, ERROR, INIT, PULL, PUSH, VALUE, WANT_VALUE, Item, Record
+from p3.wire import DONE, ERROR, INIT, PULL, PUSH, REPLACE, VALUE, WANT_VALUE, Item, Record
 
 KEY = 7
 
@@ -227,3 +227,12 @@ def test_who_is_awaited_shows_in_the_repr():
     made.handle(0, item(INIT, [0, 0, 0]))
     made.handle(1, item(PUSH, [0, 0, 0]))
     assert "{\"key 'weight'\": [0]}" in repr(made)
+
+
+def test_a_value_is_replaced_where_that_is_asked_for():
+    made = shard()
+    made.handle(0, item(INIT, [1, 2, 3]))
+    on_its_way = made.handle(1, item(PULL))
+    assert said(made.handle(0, item(INIT, [7, 8, 9], flags=REPLACE))) == [(0, DONE, [])]
+    assert said(made.handle(1, item(PULL))) == [(1, VALUE, [7, 8, 9])]
+    assert said(on_its_way) == [(1, VALUE, [1, 2, 3])]  # its memory is another one

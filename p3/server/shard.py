@@ -22,7 +22,7 @@ import numpy as np
 
 from p3.rounds import Array, Gathering, Push, Rounds, total
 from p3.slicing import KeyEntry, Slice
-from p3.wire import DONE, ERROR, INIT, PULL, PUSH, VALUE, WANT_VALUE, Item, Record
+from p3.wire import DONE, ERROR, INIT, PULL, PUSH, REPLACE, VALUE, WANT_VALUE, Item, Record
 
 
 class Reply(NamedTuple):
@@ -115,10 +115,15 @@ class Shard:
         raise ValueError(f"operation {record.op} is not for a server")
 
     def _init(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
-        """Store a slice's first value; later ones change nothing."""
+        """Store a slice's first value; later ones change nothing, unless they are to replace it.
+
+        A value that is replaced may still be on its way to somebody, from its own memory.
+        """
         record = item.record
         replies = [Reply(rank, _done(record))]
-        if record.slice in unit.missing:
+        if record.slice in unit.missing or record.flags & REPLACE:
+            if record.slice not in unit.missing:
+                unit.value = unit.value.copy()
             unit.part(record.slice)[...] = _array(unit, item)
             unit.missing.discard(record.slice)
             if not unit.missing:

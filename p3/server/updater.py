@@ -58,12 +58,17 @@ class _Slot:
 
     def __init__(self, unit: Unit, gradient: Any) -> None:
         self.index = unit.entry.key if unit.whole else SliceIndex(unit)
-        flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
-        self.weight = mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
+        self.bind(unit)
         self.gradient = gradient
         self.sum = _memory(gradient)
         self.momentum: Optional[Array] = None
         self.prepared = False
+
+    def bind(self, unit: Unit) -> None:
+        """Have the optimizer update the memory that is the unit's value now."""
+        self.value = unit.value
+        flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
+        self.weight = mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
 
 
 class Updater:
@@ -81,6 +86,8 @@ class Updater:
     def apply(self, unit: Unit, pushes: List[Push]) -> None:
         """Update the unit's value in place by the pushes' sum; raises what the optimizer does."""
         slot = self._slots.get(unit) or self._new_slot(unit)
+        if slot.value is not unit.value:
+            slot.bind(unit)
         optimizer, first = self._optimizer, pushes[0]
         if first.extra:
             self._adopt(unit.entry.key, slot.index, json.loads(first.extra))
