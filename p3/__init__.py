@@ -2,11 +2,13 @@
 
     backward has made a gradient
       -> store.py       push, pull, pushpull: one operation of MXNet's engine a key
+           arguments.py     what a call was given;  sparse.py: row-sparse arrays
       -> engine.py      the engine starts it when the arrays are free, and waits for its end
            ndarray.py       an array's kind, identity and memory
       -> worker.py      the I/O thread: a key's requests one by one, its slices into the outbox
            slicing.py       which elements are a slice, and which server holds it
            forward_order.py     the layers' order, observed
+           compression.py, rows.py     fewer bits a value; only some rows
            optimizers.py    what the script changed on its optimizer, sent along
       -> exchange.py    outbox, credit and port joined
            priority.py      the ordering rule and the queue that keeps it
@@ -16,6 +18,7 @@
       -> server/        process.py: the loop;  shard.py: what to do with a slice
            rounds.py        whose pushes are summed, in which order
            server/updater.py    mx.optimizer applied to a slice;  sgd.py: SGD, faster
+           server/touched.py    updates of some rows only
       -> exchange.py    the answer goes back the same way, by the same rule
       -> worker.py      into the weight's memory; the engine starts that layer's forward pass
 

@@ -13,6 +13,7 @@ wrong.  It runs at exit by itself.  In forked children the node is inert.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import os
 import sys
@@ -46,6 +47,7 @@ class Node:
         self._failure: Optional[P3Error] = None
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
+        self._background: Optional[concurrent.futures.ThreadPoolExecutor] = None
         self._new_port, scheduler, host = self._surroundings()
         registration = Registration(
             "worker", host, worker_id=settings.worker_id, version=__version__
@@ -117,6 +119,23 @@ class Node:
             self.worker.fail_key(key, UsageError(reason))
         self.control.fail_key(key.space, key.name, reason)
 
+    def later(self, action: Callable[[], None]) -> None:
+        """Run ``action``, which may wait for arrays, on a thread of its own, in order."""
+        if self._background is None:
+            self._background = concurrent.futures.ThreadPoolExecutor(1, "p3-background")
+        self._background.submit(action)
+
+    def settle(self) -> None:
+        """Block until every operation on this process's stores has ended.
+
+        Raises ``MXNetError`` if one of MXNet's operations failed, which it raises once.
+        """
+        sys.modules["mxnet"].nd.waitall()  # a store has imported it
+        if self._background is not None:
+            self._background.submit(lambda: None).result()
+        if self.worker is not None:
+            self.worker.flush()
+
     def finish(self, code: int, reason: Optional[str]) -> int:
         """Leave the job; return the exit code.  Blocks until what was pushed has arrived.
 
@@ -147,8 +166,7 @@ class Node:
         error: Any = self._failure
         if error is None and self.worker is not None and mxnet is not None:
             try:
-                mxnet.nd.waitall()
-                self.worker.flush()
+                self.settle()
             except mxnet.MXNetError as caught:
                 error = caught
             error = self.worker.error or error

@@ -14,13 +14,15 @@ Pure: arrays in, arrays out; no clock, no I/O.
 from __future__ import annotations
 
 import collections
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
+from p3.rows import Rows
 from p3.wire import Record
 
 Array = Any  # numpy.ndarray; its type parameters say nothing here
+Part = Union[Array, Rows]  #: a slice of a push: all of it, or some rows
 
 
 class Push(NamedTuple):
@@ -28,7 +30,7 @@ class Push(NamedTuple):
 
     rank: int
     records: List[Record]
-    parts: List[Array]
+    parts: List[Part]
     extra: bytes
 
 
@@ -40,7 +42,7 @@ class Gathering:
         self._slices = list(slices)
         self._partial: Dict[int, Dict[int, Any]] = {}
 
-    def add(self, rank: int, record: Record, extra: bytes, part: Array) -> Optional[Push]:
+    def add(self, rank: int, record: Record, extra: bytes, part: Part) -> Optional[Push]:
         """The rank's push if this slice completes it."""
         if len(self._slices) == 1:
             return Push(rank, [record], [part], extra)
@@ -89,18 +91,29 @@ def total(pushes: Sequence[Push], out: Array) -> None:
     """Write the sum over ``pushes``, in their order, into the flat array ``out``."""
     start = 0
     for index, part in enumerate(pushes[0].parts):
-        stop = start + len(part)
+        stop = start + part.size
         _sum([push.parts[index] for push in pushes], out[start:stop])
         start = stop
 
 
-def _sum(arrays: Sequence[Array], out: Array) -> None:
-    if len(arrays) == 1:
-        np.copyto(out, arrays[0])
+def _sum(parts: Sequence[Part], out: Array) -> None:
+    first, others = parts[0], parts[1:]
+    if not others and not isinstance(first, Rows):
+        np.copyto(out, first)
         return
     wide = out if out.dtype != np.float16 else np.empty(len(out), np.float32)
-    np.add(arrays[0], arrays[1], out=wide, dtype=wide.dtype)
-    for array in arrays[2:]:
-        np.add(wide, array, out=wide)
+    if isinstance(first, Rows):
+        wide.fill(0)
+        wide[first.offsets] = first.values
+    elif not isinstance(others[0], Rows):  # the first two at once
+        np.add(first, others[0], out=wide, dtype=wide.dtype)
+        others = others[1:]
+    else:
+        np.copyto(wide, first)
+    for part in others:
+        if isinstance(part, Rows):
+            wide[part.offsets] += part.values
+        else:
+            np.add(wide, part, out=wide)
     if wide is not out:
         np.copyto(out, wide, casting="same_kind")

@@ -64,6 +64,11 @@ class KeyEntry(NamedTuple):
         """Elements."""
         return math.prod(self.shape)
 
+    @property
+    def row_elems(self) -> int:
+        """Elements of a row, which is what one index of the first axis has."""
+        return math.prod(self.shape[1:])
+
     def slices(self, slice_elems: int, num_servers: int) -> List[Slice]:
         """The key's slices, the same in every process."""
         return cut(self.size, slice_elems, self.first, num_servers, self.whole)

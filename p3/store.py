@@ -14,19 +14,19 @@ Called from the script's training thread; not thread-safe, as MXNet's own stores
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from concurrent.futures import Future
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from p3 import engine, ndarray, optimizers
-from p3.errors import UnknownKeyError, UsageError
+from p3 import arguments, compression, engine, ndarray, optimizers, sparse
+from p3.compression import Compression
+from p3.errors import PeerError, UnknownKeyError, UsageError
 from p3.node import Node, enlist
 from p3.server import unpickle
-from p3.wire import REPLACE, WANT_VALUE
+from p3.wire import COMPRESSED, REPLACE, ROWS, WANT_VALUE
 from p3.worker import INIT, PULL, PUSH, Key, Request, Worker
-
-_DTYPES = frozenset("float16 float32 float64 int8 uint8 int32 int64".split())
 
 
 class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
@@ -42,6 +42,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._type = kind
         self._updater = None
         self._optimizer: Any = None
+        self._compression: Optional[Compression] = None
         self._changes: Optional[optimizers.Changes] = None
         self._keys: Dict[Any, Key] = {}
         self._pushes: Dict[Any, int] = {}
@@ -84,19 +85,21 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Returns at once.  Every rank must call it, with the same shape and dtype, before it
         pushes or pulls the key.  A key that is there already keeps its value.
         """
-        for name, values in _pairs(key, value):
+        for name, values in arguments.pairs(key, value):
             self._check_alive()
             if name in self._keys:
-                self._known(name, values)
+                self._known(name, values, sparse=True)
                 continue
             array = values[0]
-            _check_array(name, array)
+            arguments.check_array(name, array, sparse=True)
+            if sparse.is_row_sparse(array):
+                array = array.tostype("default")
             state = Key(self._space, name, ndarray.shape(array), ndarray.dtype(array))
             self._keys[name] = state
             whole = self._optimizer is not None and optimizers.needs_whole_keys(self._optimizer)
             self._node.declare(state, "async" if "_async" in self._type else "sync", whole)
             if self.rank == 0:
-                self._submit(Request(state, INIT), b"p3_init", source=_on_cpu(array))
+                self._submit(Request(state, INIT), b"p3_init", source=arguments.on_cpu(array))
 
     def replace(self, key: Any, value: Any) -> None:
         """Give ``key``, which is there already, rank 0's ``value``, whatever the others pass.
@@ -104,11 +107,13 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Returns at once.  Every rank must call it, between the same two pushes of the key: it
         takes part in the order of the key's calls.  The optimizer's states stay.
         """
-        for name, values in _pairs(key, value):
+        for name, values in arguments.pairs(key, value):
             state = self._known(name, values)
             if self.rank == 0:
                 self._submit(
-                    Request(state, INIT, flags=REPLACE), b"p3_replace", source=_on_cpu(values[0])
+                    Request(state, INIT, flags=REPLACE),
+                    b"p3_replace",
+                    source=arguments.on_cpu(values[0]),
                 )
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -122,10 +127,12 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         ``value``: an array of the key's shape and dtype, or one a device.  It may be changed
         or deleted at once: the engine sees to it that the old content is sent.
         """
-        for name, values in _pairs(key, value):
-            state = self._known(name, values)
-            request = Request(state, PUSH, priority, *self._begin_push(name))
-            self._submit(request, b"p3_push", source=self._reduce(values))
+        for name, values in arguments.pairs(key, value):
+            state = self._known(name, values, sparse=True)
+            if sparse.is_row_sparse(values[0]):
+                self._push_rows(state, values, priority)
+            else:
+                self._submit(self._push_of(state, priority), b"p3_push", arguments.total(values))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -133,14 +140,20 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """Write the key's value into ``out``: that after this rank's latest push.
 
         Returns at once; whoever reads ``out`` waits.  ``out``: an array or one a device.
+        Row-sparse ones are passed over, or, without ``ignore_sparse``, get all rows as by
+        ``row_sparse_pull``.
         """
         if out is None:
             raise UsageError(f"pull of key {key!r}: there is no `out` to pull into")
-        for name, outs in _pairs(key, out):
-            state = self._known(name, outs, writing=True)
-            target = _target(state, outs)
+        for name, outs in arguments.pairs(key, out):
+            state = self._known(name, outs, writing=True, sparse=True)
+            if any(map(sparse.is_row_sparse, outs)):
+                if not ignore_sparse:
+                    self.row_sparse_pull(name, outs, priority, mx.nd.arange(state.shape[0]))
+                continue
+            target = arguments.target(state, outs)
             self._submit(Request(state, PULL, priority), b"p3_pull", target=target)
-            _spread(target, outs)
+            arguments.spread(target, outs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """``push`` and ``pull`` in one: the result of the round that ``value`` takes part in.
@@ -148,25 +161,64 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Returns at once.  ``out`` (default: ``value`` itself) gets the updated value, or the
         sum over all workers and devices where the store has no optimizer.
         """
-        pairs = zip(_pairs(key, value), _pairs(key, value if out is None else out))
-        for (name, values), (_, outs) in pairs:
+        both = zip(arguments.pairs(key, value), arguments.pairs(key, value if out is None else out))
+        for (name, values), (_, outs) in both:
+            if sparse.is_row_sparse(values[0]):
+                self.push(name, values, priority)
+                self.pull(name, outs, priority, ignore_sparse=False)
+                continue
             state = self._known(name, values)
             self._known(name, outs, writing=True)
-            source, target = self._reduce(values), _target(state, outs)
-            request = Request(state, PUSH, priority, *self._begin_push(name), WANT_VALUE)
+            source, target = arguments.total(values), arguments.target(state, outs)
+            request = self._push_of(state, priority, WANT_VALUE)
             self._submit(request, b"p3_pushpull", source, target)
-            _spread(target, outs)
+            arguments.spread(target, outs)
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Make the row-sparse ``out`` consist of the rows ``row_ids`` of the key's value.
+
+        Blocks until they have come.  ``out``: an array or one a device; ``row_ids``: an array
+        of row numbers in any order, also repeated, or one for each ``out``.
+        """
+        if out is None or row_ids is None:
+            raise UsageError(f"row_sparse_pull of key {key!r} needs out and row_ids")
+        for (name, outs), (_, ids) in zip(arguments.pairs(key, out), arguments.pairs(key, row_ids)):
+            state = self._known(name, outs, writing=True, sparse=True)
+            if not all(map(sparse.is_row_sparse, outs)) or len(ids) not in (1, len(outs)):
+                raise UsageError(
+                    f"row_sparse_pull of key {name!r} needs row-sparse arrays as out, and one"
+                    f" array of row_ids or {len(outs)}, not {len(ids)}"
+                )
+            for array, wanted in zip(outs, ids if len(ids) > 1 else ids * len(outs)):
+                rows = sparse.wanted(name, wanted, state.shape[0])
+                sparse.fill(array, rows, self._pull_rows(state, rows, priority))
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Compress the pushes of float32 keys from now on; see ``compression.py`` for types.
+
+        ``compression_params``: ``{"type": "2bit", "threshold": 0.5}``, or type 1bit, fp16 or
+        none.  Row-sparse gradients, first values and results are not compressed.  Raises
+        ``UsageError`` for anything else, and later for pushes that are not float32.
+        """
+        self._compression = compression.parse(compression_params)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Have the servers apply ``optimizer``; blocks until all of them have it.
 
-        All ranks call it with the same one; later calls keep the first one's states.
-        Attributes of ``optimizer`` that the script changes later (learning rate, weight
-        decay, ``rescale_grad``, multipliers, ...) take effect with the next push.
+        All ranks call it with the same one; later calls keep the states, and raise if the
+        optimizer is another one.  Attributes of ``optimizer`` that the script changes later
+        (learning rate, weight decay, ``rescale_grad``, multipliers, ...) take effect with the
+        next push.  Raises ``UsageError`` if the servers cannot have it, or have another one.
         """
         self._check_alive()
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise UsageError(f"set_optimizer needs an mx.optimizer.Optimizer, not {optimizer!r}")
+        if self._changes is not None:
+            self._changes.follow(optimizer)
+            self._optimizer = optimizer
+            return
         cut = [name for name, key in self._keys.items() if self._is_cut(key)]
         if optimizers.needs_whole_keys(optimizer) and cut:
             raise UsageError(
@@ -175,8 +227,11 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             )
         pickled = optimizers.dump(optimizer)
         unpickle.loads(pickled, self._node.settings.allow_optimizers)
+        draws = optimizers.draws(optimizer)
+        seed = int(mx.nd.random.randint(0, 2**31 - 1, (1,)).asscalar()) if draws else None
+        changes = optimizers.Changes(optimizer, seed)
         self._node.control.ask("optimizer", {"space": self._space}, pickled).result()
-        self._optimizer, self._changes = optimizer, optimizers.Changes(optimizer)
+        self._optimizer, self._changes = optimizer, changes
 
     def barrier(self) -> None:
         """Block until every worker has called this as often as this one has."""
@@ -206,6 +261,47 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             name,
         )
 
+    def _push_of(self, key: Key, priority: int, flags: int = 0) -> Request:
+        """The request for the next push of all of ``key``."""
+        if self._compression is not None:
+            if key.dtype != "float32":
+                raise UsageError(
+                    f"key {key.name!r} is {key.dtype}: gradient compression takes float32 only"
+                )
+            flags |= COMPRESSED
+        step, extra = self._begin_push(key.name)
+        return Request(key, PUSH, priority, step, extra, flags, compression=self._compression)
+
+    def _push_rows(self, key: Key, values: Sequence[Any], priority: int) -> None:
+        """Push row-sparse gradients; what is in them is seen on the background thread."""
+        array = sparse.private(list(values))
+        request = Request(key, PUSH, priority, *self._begin_push(key.name), ROWS)
+
+        def begin() -> None:
+            try:
+                request.rows, content = sparse.contents(array)
+            except mx.base.MXNetError as error:
+                self._skip(request, f"could not be computed: {error}")
+            else:
+                source = memoryview(content.reshape(-1)).cast("B") if content.size else None
+                self._worker.begin(request, lambda error: None, source)
+
+        self._worker.enqueue(request)
+        self._node.later(begin)
+
+    def _pull_rows(self, key: Key, rows: Any, priority: int) -> Any:
+        """The given rows of the key's value, as a NumPy array.  Blocks."""
+        values: Any = np.empty((len(rows), *key.shape[1:]), key.dtype)
+        done: Future[Optional[str]] = Future()
+        request = Request(key, PULL, priority, flags=ROWS, rows=rows)
+        self._worker.enqueue(request)
+        target = memoryview(values.reshape(-1)).cast("B") if values.size else None
+        self._worker.begin(request, done.set_result, target=target)
+        error = done.result()
+        if error is not None:
+            raise key.error or self._worker.error or PeerError(error)
+        return values
+
     def _skip(self, request: Request, reason: str) -> None:
         """The engine did not begin the request: no rank can count on its key any more."""
         if request.op == PULL:  # of this rank's concern alone; whoever reads `out` is told
@@ -223,7 +319,9 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if self._worker.error is not None:
             raise self._worker.error
 
-    def _known(self, name: Any, arrays: Sequence[Any], writing: bool = False) -> Key:
+    def _known(
+        self, name: Any, arrays: Sequence[Any], writing: bool = False, sparse: bool = False
+    ) -> Key:
         """The key, if it can take ``arrays``; raises what is wrong with the call or the key."""
         self._check_alive()
         key = self._keys.get(name)
@@ -232,7 +330,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if key.error is not None:
             raise key.error
         for array in arrays:
-            _check_array(name, array)
+            arguments.check_array(name, array, sparse)
             shape, dtype = ndarray.shape(array), ndarray.dtype(array)
             if shape != key.shape:
                 raise UsageError(f"key {name!r} has shape {key.shape}, not {shape}")
@@ -248,63 +346,3 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         count = self._pushes[name] = self._pushes.get(name, 0) + 1
         self._step = max(self._step, count)
         return self._step, b"" if self._changes is None else self._changes.since_last_push(name)
-
-    @staticmethod
-    def _reduce(values: Sequence[Any]) -> Any:
-        """The sum of the devices' values, on the CPU; the value itself if there is one."""
-        arrays = [_on_cpu(value) for value in values]
-        if len(arrays) == 1:
-            return arrays[0]
-        context = arrays[0].context
-        return mx.nd.add_n(*[a.as_in_context(context).as_nd_ndarray() for a in arrays])
-
-
-def _pairs(key: Any, value: Any) -> Iterator[Tuple[Any, List[Any]]]:
-    """``(key, arrays)`` of a call: one key or a list of them, each with its devices' arrays."""
-    if isinstance(key, (list, tuple)):
-        if not isinstance(value, (list, tuple)) or len(value) != len(key):
-            raise UsageError(f"{len(key)} keys need a list of {len(key)} values")
-        for one, values in zip(key, value):
-            yield from _pairs(one, values)
-        return
-    if isinstance(key, np.integer):
-        key = int(key)
-    if isinstance(key, bool) or not isinstance(key, (int, str)):
-        raise UsageError(f"a key must be an int or a str, not {key!r}")
-    arrays = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not arrays:
-        raise UsageError(f"key {key!r}: an empty list of values")
-    yield key, arrays
-
-
-def _check_array(name: Any, array: Any) -> None:
-    if not isinstance(array, mx.nd.NDArray):
-        raise UsageError(f"key {name!r}: an mx.nd.NDArray is needed, not {type(array).__name__}")
-    if not ndarray.is_dense(array):
-        raise UsageError(f"key {name!r}: {array.stype} arrays are not supported")
-    if ndarray.dtype(array) not in _DTYPES:
-        raise UsageError(f"key {name!r}: dtype {ndarray.dtype(array)} is not supported")
-
-
-def _on_cpu(array: Any) -> Any:
-    """``array``, or its copy in pinned memory if it is on a GPU."""
-    if ndarray.on_cpu(array):
-        return array
-    return array.as_in_context(mx.cpu_pinned())
-
-
-def _target(key: Key, outs: Sequence[Any]) -> Any:
-    """Where the result is written first: the first array that has its dtype and is on the CPU."""
-    for array in outs:
-        if ndarray.on_cpu(array) and ndarray.dtype(array) == key.dtype:
-            return array
-    on_gpu = outs[0].context.device_type == "gpu"
-    context = mx.cpu_pinned() if on_gpu else mx.cpu()
-    return mx.nd.empty(key.shape, context, key.dtype)
-
-
-def _spread(target: Any, outs: Sequence[Any]) -> None:
-    """Copy the result to the other devices' arrays."""
-    for array in outs:
-        if array is not target:
-            target.copyto(array)

@@ -35,6 +35,8 @@ VALUE, DONE, ERROR = 4, 5, 6  #: server to worker; ERROR's payload is a text in 
 
 WANT_VALUE = 1  #: flag of PUSH: answer with the updated value, not only DONE
 REPLACE = 2  #: flag of INIT: also if the slice has a value already
+ROWS = 4  #: flag of PUSH and PULL: only some rows of the key, as in ``rows.py``
+COMPRESSED = 8  #: flag of PUSH: the payload is one of ``compression.py``
 
 _PREFIX = struct.Struct("<2sBxI")
 _RECORD = struct.Struct("<IIIIiBBHQ")

@@ -18,12 +18,15 @@ should have written is spoilt: it could be a mixture of two rounds.
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from p3 import compression, rows
+from p3.compression import Compression
 from p3.errors import InternalError, P3Error, PeerError
 from p3.exchange import Exchange
 from p3.forward_order import ForwardOrder
@@ -39,20 +42,30 @@ class Key:
     def __init__(self, space: int, name: Any, shape: Tuple[int, ...], dtype: str) -> None:
         self.space, self.name, self.shape, self.dtype = space, name, shape, dtype
         self.itemsize = np.dtype(dtype).itemsize
-        self.nbytes = self.itemsize * int(np.prod(shape, dtype=np.int64))
+        self.nbytes = self.itemsize * math.prod(shape)
+        self.row_elems = math.prod(shape[1:])
         self.error: Optional[P3Error] = None  # why no request of this key can succeed any more
         self.slices: List[Slice] = []  # empty until the scheduler has placed the key
         self.id = -1
         self.round = 0  # pushes begun
+        self._residual: Optional[Array] = None
         self.queue: Deque[Request] = collections.deque()
         self.active: Optional[Request] = None
+
+    @property
+    def residual(self) -> Array:
+        """What compressed pushes have left out so far, flat float32."""
+        if self._residual is None:
+            self._residual = np.zeros(math.prod(self.shape), np.float32)
+        return self._residual
 
 
 class Request:
     """One operation of a script on one key: INIT, PUSH or PULL, with its memory.
 
     ``step``: the training step of a push; ``extra``: what changed on the optimizer before it;
-    ``flags``: as in its records.
+    ``flags``: as in its records; ``rows``: the ascending ids (int64) of the rows that source
+    and target consist of, if it is not the whole key; ``compression``: of a push.
     """
 
     def __init__(
@@ -63,15 +76,39 @@ class Request:
         step: int = 0,
         extra: bytes = b"",
         flags: int = 0,
+        rows: Optional[Array] = None,
+        compression: Optional[Compression] = None,
     ) -> None:
         self.key, self.op = key, op
         self.priority = max(-(2**31), min(int(priority), 2**31 - 1))
         self.step, self.extra, self.flags = step, extra, flags
+        self.rows, self.compression = rows, compression
         self.begun = False
         self.end: Callable[[Optional[str]], None] = _never_begun
         self.source: Optional[memoryview] = None
         self.target: Optional[Array] = None
         self.awaited: Set[int] = set()  # slices not answered yet
+
+    def span(self, part: Slice) -> Tuple[int, int]:
+        """The bytes of source and target that belong to a slice, from and to."""
+        start, stop, itemsize = part.start, part.stop, self.key.itemsize
+        if self.rows is not None:
+            start, stop = rows.span(self.rows, self.key.row_elems, start, stop)[2:]
+        return start * itemsize, stop * itemsize
+
+    def payload(self, part: Slice) -> bytes | memoryview:
+        """What is sent about a slice."""
+        start, stop = self.span(part)
+        values = b"" if self.source is None else self.source[start:stop]
+        if self.rows is not None:
+            first, last = rows.span(self.rows, self.key.row_elems, part.start, part.stop)[:2]
+            return rows.encode(self.rows[first:last], values)
+        if self.compression is not None:
+            residual = self.key.residual if self.compression.keeps_residual else None
+            if residual is not None:
+                residual = residual[part.start : part.stop]
+            return compression.encode(self.compression, np.frombuffer(values, np.float32), residual)
+        return values
 
 
 def _never_begun(error: Optional[str]) -> None:
@@ -232,16 +269,14 @@ class Worker:
         request = key.active = key.queue.popleft()
         if request.op == PUSH:
             key.round += 1
-        request.awaited = {part.number for part in key.slices}
         priority = self._priorities.get((key.space, key.name), request.priority)
+        request.awaited = {part.number for part in key.slices}
         for part in key.slices:
             record = Record(
                 key.id, part.number, key.round, request.step, priority, request.op, request.flags
             )
-            payload: bytes | memoryview = b""
-            if request.source is not None:
-                payload = request.source[part.start * key.itemsize : part.stop * key.itemsize]
-            self._exchange.put(b"server:%d" % part.server, Item(record, request.extra, payload))
+            item = Item(record, request.extra, request.payload(part))
+            self._exchange.put(b"server:%d" % part.server, item)
 
     def _answer(self, peer: bytes, item: Item) -> None:
         """One slice has been answered by a server."""
@@ -257,10 +292,9 @@ class Worker:
             self._fail_key(key, PeerError(text, "server", int(peer.split(b":")[1])))
             return
         if record.op == VALUE and request.target is not None:
-            part = key.slices[record.slice]
-            target = request.target[part.start * key.itemsize : part.stop * key.itemsize]
-            if len(item.payload):
-                np.copyto(target, np.frombuffer(item.payload, np.uint8))
+            start, stop = request.span(key.slices[record.slice])
+            if stop > start:
+                np.copyto(request.target[start:stop], np.frombuffer(item.payload, np.uint8))
         request.awaited.discard(record.slice)
         if not request.awaited:
             key.active = None

@@ -12,15 +12,18 @@ import p3
 PACKAGE = Path(p3.__file__).parent
 PURE = """
     p3 p3.config p3.errors p3.slicing p3.priority p3.credit p3.wire p3.rounds p3.optimizers
-    p3.forward_order p3.server p3.server.shard p3.server.sgd p3.server.unpickle p3.scheduler
-    p3.scheduler.state p3.scheduler.placement p3.transport p3.transport.interface
-    p3.transport.inproc p3.exchange p3.worker p3.control p3.node p3.testing
+    p3.forward_order p3.compression p3.rows p3.server p3.server.shard p3.server.sgd
+    p3.server.unpickle p3.scheduler p3.scheduler.state p3.scheduler.placement p3.transport
+    p3.transport.interface p3.transport.inproc p3.exchange p3.worker p3.control p3.node p3.testing
 """.split()
 MAY_NAME_MXNET = {
     "store.py",  # the store is one of MXNet's
     "engine.py",  # joins its engine
+    "arguments.py",  # checks and copies its arrays
+    "sparse.py",  # takes its row-sparse arrays apart
     "ndarray.py",  # looks into its arrays
     "server/updater.py",  # applies its optimizers
+    "server/touched.py",  # gives them row-sparse gradients
     "compat.py",  # prepares its import
     "_hook.py",  # waits for its import
     "naming.py",  # registers the stores with it

@@ -20,9 +20,23 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from p3.rounds import Array, Gathering, Push, Rounds, total
+from p3 import compression, rows
+from p3.rounds import Array, Gathering, Part, Push, Rounds, total
 from p3.slicing import KeyEntry, Slice
-from p3.wire import DONE, ERROR, INIT, PULL, PUSH, REPLACE, VALUE, WANT_VALUE, Item, Record
+from p3.wire import (
+    COMPRESSED,
+    DONE,
+    ERROR,
+    INIT,
+    PULL,
+    PUSH,
+    REPLACE,
+    ROWS,
+    VALUE,
+    WANT_VALUE,
+    Item,
+    Record,
+)
 
 
 class Reply(NamedTuple):
@@ -44,7 +58,7 @@ class Unit:
         self.missing = set(self.slices)  # slices not initialised yet
         self.gathering = Gathering(list(self.slices))
         self.rounds = Rounds(num_workers)
-        self.waiting: List[Tuple[int, Record]] = []  # pulls before the value is there
+        self.waiting: List[Tuple[int, Item]] = []  # pulls before the value is there
         self.error: Optional[str] = None
 
     @property
@@ -107,9 +121,9 @@ class Shard:
             return self._push(unit, rank, item)
         if record.op == PULL:
             if unit.missing:
-                unit.waiting.append((rank, record))
+                unit.waiting.append((rank, item))
                 return []
-            return [Reply(rank, _value(unit, record))]
+            return [Reply(rank, _pulled(unit, item))]
         if record.op == INIT:
             return self._init(unit, rank, item)
         raise ValueError(f"operation {record.op} is not for a server")
@@ -124,16 +138,16 @@ class Shard:
         if record.slice in unit.missing or record.flags & REPLACE:
             if record.slice not in unit.missing:
                 unit.value = unit.value.copy()
-            unit.part(record.slice)[...] = _array(unit, item)
+            unit.part(record.slice)[...] = _part(unit, item)
             unit.missing.discard(record.slice)
             if not unit.missing:
-                replies += [Reply(puller, _value(unit, pull)) for puller, pull in unit.waiting]
+                replies += [Reply(puller, _pulled(unit, pull)) for puller, pull in unit.waiting]
                 unit.waiting.clear()
                 replies += self._complete(unit)
         return replies
 
     def _push(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
-        push = unit.gathering.add(rank, item.record, item.extra, _array(unit, item))
+        push = unit.gathering.add(rank, item.record, item.extra, _part(unit, item))
         if push is None:
             return []
         if unit.entry.mode == "async" and not unit.missing:
@@ -180,16 +194,36 @@ class Shard:
         return f"<Shard {self._rank}: {len(self._units)} slices, awaited ranks: {late or 'none'}>"
 
 
-def _array(unit: Unit, item: Item) -> Array:
-    """The item's payload as a flat array; raises ``ValueError`` unless it fits the slice."""
+def _part(unit: Unit, item: Item) -> Part:
+    """The item's payload as an array; raises ``ValueError`` unless it fits the slice."""
     place = unit.slices[item.record.slice]
     size = len(item.payload)
+    if item.record.flags & ROWS:
+        return _rows(unit, item, True)
+    if item.record.flags & COMPRESSED:
+        return compression.decode(item.payload, place.stop - place.start)
     array = np.frombuffer(item.payload, unit.entry.dtype) if size else np.empty(0)
     if len(array) != place.stop - place.start:
         raise ValueError(
             f"{unit.name}: {len(array)} elements where the slice has {place.stop - place.start}"
         )
     return array
+
+
+def _rows(unit: Unit, item: Item, with_values: bool) -> rows.Rows:
+    place, entry = unit.slices[item.record.slice], unit.entry
+    return rows.decode(
+        item.payload, entry.dtype, entry.row_elems, place.start, place.stop, with_values
+    )
+
+
+def _pulled(unit: Unit, item: Item) -> Item:
+    """What a pull gets: the slice, or the elements of it that are in the rows it asks for."""
+    record = item.record
+    if not record.flags & ROWS:
+        return _value(unit, record)
+    chosen = unit.part(record.slice)[_rows(unit, item, False).offsets]
+    return Item(record._replace(op=VALUE, flags=0), b"", chosen.tobytes())
 
 
 def _value(unit: Unit, record: Record) -> Item:

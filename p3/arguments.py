@@ -1,0 +1,75 @@
+"""What a call of the store was given: its keys and arrays, checked, and where results go."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from p3 import ndarray
+from p3.errors import UsageError
+from p3.worker import Key
+
+_DTYPES = frozenset("float16 float32 float64 int8 uint8 int32 int64".split())
+
+
+def pairs(key: Any, value: Any) -> Iterator[Tuple[Any, List[Any]]]:
+    """``(key, arrays)`` of a call: one key or a list of them, each with its devices' arrays."""
+    if isinstance(key, (list, tuple)):
+        if not isinstance(value, (list, tuple)) or len(value) != len(key):
+            raise UsageError(f"{len(key)} keys need a list of {len(key)} values")
+        for one, values in zip(key, value):
+            yield from pairs(one, values)
+        return
+    if isinstance(key, np.integer):
+        key = int(key)
+    if isinstance(key, bool) or not isinstance(key, (int, str)):
+        raise UsageError(f"a key must be an int or a str, not {key!r}")
+    arrays = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not arrays:
+        raise UsageError(f"key {key!r}: an empty list of values")
+    yield key, arrays
+
+
+def check_array(name: Any, array: Any, sparse: bool = False) -> None:
+    """Raise unless p3 can store ``array``; ``sparse``: whether it may be row-sparse."""
+    if not isinstance(array, mx.nd.NDArray):
+        raise UsageError(f"key {name!r}: an mx.nd.NDArray is needed, not {type(array).__name__}")
+    if not ndarray.is_dense(array) and not (sparse and array.stype == "row_sparse"):
+        raise UsageError(f"key {name!r}: {array.stype} arrays are not supported here")
+    if ndarray.dtype(array) not in _DTYPES:
+        raise UsageError(f"key {name!r}: dtype {ndarray.dtype(array)} is not supported")
+
+
+def on_cpu(array: Any) -> Any:
+    """``array``, or its copy in pinned memory if it is on a GPU."""
+    if ndarray.on_cpu(array):
+        return array
+    return array.as_in_context(mx.cpu_pinned())
+
+
+def total(values: Sequence[Any]) -> Any:
+    """The sum of the devices' values, on the CPU; the value itself if there is one."""
+    arrays = [on_cpu(value) for value in values]
+    if len(arrays) == 1:
+        return arrays[0]
+    context = arrays[0].context
+    return mx.nd.add_n(*[a.as_in_context(context).as_nd_ndarray() for a in arrays])
+
+
+def target(key: Key, outs: Sequence[Any]) -> Any:
+    """Where the result is written first: the first array that has its dtype and is on the CPU."""
+    for array in outs:
+        if ndarray.on_cpu(array) and ndarray.dtype(array) == key.dtype:
+            return array
+    on_gpu = outs[0].context.device_type == "gpu"
+    context = mx.cpu_pinned() if on_gpu else mx.cpu()
+    return mx.nd.empty(key.shape, context, key.dtype)
+
+
+def spread(target: Any, outs: Sequence[Any]) -> None:
+    """Copy the result to the other devices' arrays."""
+    for array in outs:
+        if array is not target:
+            target.copyto(array)

@@ -1,0 +1,48 @@
+"""Row-sparse pushes at an optimizer: only the rows that some rank has touched are updated.
+
+So do MXNet's own updates with row-sparse gradients, for optimizers that have one (``lazy``);
+to the others MXNet gives the gradient as a dense array, and so does the updater.  A slice of a
+key is an array of single elements here, and its rows are those.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Optional, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from p3 import rows
+from p3.rounds import Push
+from p3.rows import Rows
+
+#: optimizers with an update of their own for row-sparse gradients of dense weights
+_LAZY = frozenset("SGD Adam AdaGrad GroupAdaGrad".split())
+
+
+def lazy(optimizer: Any) -> bool:
+    """Whether ``optimizer`` leaves rows alone that a row-sparse gradient does not have."""
+    return type(optimizer).__name__ in _LAZY and bool(getattr(optimizer, "lazy_update", True))
+
+
+def touched_rows(pushes: List[Push]) -> Optional[Rows]:
+    """The sum of row-sparse pushes; ``None`` if one of them is dense."""
+    parts: List[Rows] = []
+    for place in range(len(pushes[0].parts)):
+        these = [push.parts[place] for push in pushes]
+        found = [part for part in these if isinstance(part, Rows)]
+        if len(found) < len(these):
+            return None
+        parts.append(rows.add_up(found, found[0].values.dtype))
+    return rows.join(parts)
+
+
+def row_sparse(touched: Rows, shape: Tuple[int, ...]) -> Any:
+    """``touched`` as a row-sparse gradient of an array of ``shape``."""
+    row_elems = math.prod(shape[1:])
+    ids = touched.offsets[::row_elems] // row_elems
+    values = touched.values.reshape((-1, *shape[1:]))
+    return mx.nd.sparse.row_sparse_array(
+        (mx.nd.array(values, dtype=values.dtype), mx.nd.array(ids, dtype=np.int64)), shape=shape
+    )
