@@ -1,16 +1,24 @@
-"""Jobs that tests share: each topology is started once, and again if a test has lost it."""
+"""What tests of several files share: clusters, each topology started once; jobs of the control
+channel; and a proof that no process is left.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from control_job import Job
 
 from p3.testing import LocalCluster
+from p3.transport.curve import derive
+from p3.transport.inproc import InprocNetwork, InprocPort
+from p3.transport.zmq_port import ZmqPort
 
 DEADLINE_S = 60  # of every call; twice what a busy machine of two cores needs
 #: so that toy arrays are cut and cross servers; computing with one thread, for there are many
@@ -76,6 +84,48 @@ def alone():
             return pool.submit(function, *args).result(DEADLINE_S + 90)  # it imports MXNet
 
         yield call
+
+
+@pytest.fixture(params=["inproc", "zmq"])
+def new_port(request):
+    """A factory of ports that can reach each other."""
+    if request.param == "inproc":
+        network = InprocNetwork()
+        return lambda: InprocPort(network)
+    keys = derive(b"a secret")
+    return lambda: ZmqPort(keys)
+
+
+@pytest.fixture
+def new_job(new_port):
+    """A factory of jobs, which end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**settings):
+            job = Job(new_port, **settings)
+            stack.callback(job.close)
+            return job
+
+        yield make
+    assert not [thread for thread in threading.enumerate() if thread.name == "p3-control"]
+
+
+@pytest.fixture
+def life(tmp_path):
+    """A FIFO that is held open by whoever opened it: ``life.over()`` waits until nobody does."""
+
+    class Life:
+        path = tmp_path / "life"
+        hold = f"import os; life = os.open({str(path)!r}, os.O_WRONLY);"
+        hold += "os.set_inheritable(life, True);"
+
+        def over(self, within_s):
+            return bool(select.select([fd], [], [], within_s)[0]) and os.read(fd, 1) == b""
+
+    os.mkfifo(Life.path)
+    fd = os.open(Life.path, os.O_RDONLY | os.O_NONBLOCK)
+    yield Life()
+    os.close(fd)
 
 
 def _set_environment(variables):

@@ -5,31 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from email.parser import Parser
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
 import pytest
+from commands import ROOT
+from commands import run_merged as run
 
 import p3
-
-ROOT = Path(__file__).resolve().parent.parent
-WATCHDOG_S = 120
-
-
-def run(command: List[str], **how: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=WATCHDOG_S,
-        check=False,
-        **how,
-    )
 
 
 @pytest.fixture(scope="module")

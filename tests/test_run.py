@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from commands import ROOT, TIMEOUT_S, environment, run, started
 
 from p3.launch import script as scripts
 from p3.launch.script import Script
 
-ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 120
 P3_RUN = [sys.executable, "-m", "p3", "run"]
 JOB = {
     "DMLC_PS_ROOT_URI": "127.0.0.1",
@@ -26,41 +23,10 @@ JOB = {
 }
 
 
-def environment(**more):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
-    return {**env, "PYTHONPATH": str(ROOT), **more}
-
-
-def run(command, cwd, **env):
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
-
-
-@contextlib.contextmanager
-def started(command, cwd, **env):
-    """The command, started, after it has printed its first line; killed in the end."""
-    process = subprocess.Popen(
-        command, cwd=cwd, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        assert process.stdout.readline() == b"ready\n", process.stderr.read()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 # as Python does

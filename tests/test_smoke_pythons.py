@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple
 
 import pytest
+from commands import ROOT, run_merged
 
-ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "pythons"
 OFFLINE = "P3_TEST_OFFLINE"
 WATCHDOG_S = 600
@@ -127,22 +127,13 @@ def environment(version: str, numpy: str) -> Path:
 
 def run(command: List[str], **how: object) -> str:
     """What the command printed; fails the test with its errors if it fails."""
-    ran = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=WATCHDOG_S,
-        check=False,
-        **how,
-    )
-    output = ran.stdout.decode(errors="replace")
+    ran = run_merged(command, WATCHDOG_S, **how)
     if ran.returncode != 0:
         pytest.fail(
-            f"{' '.join(command[:4])} ... ended with {ran.returncode}\n{output}\n"
+            f"{' '.join(command[:4])} ... ended with {ran.returncode}\n{ran.stdout}\n"
             f"(without a network, set {OFFLINE}=1)"
         )
-    return output
+    return ran.stdout
 
 
 def train(version: str, numpy: str, folder: Path) -> str:

@@ -8,7 +8,6 @@ loop has carried it out, so an acknowledged key or optimizer is really there.
 from __future__ import annotations
 
 import collections
-import logging
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from p3 import __version__
@@ -22,7 +21,6 @@ from p3.server.updater import Updater
 from p3.slicing import KeyEntry
 from p3.transport import Channel, Port
 
-_log = logging.getLogger("p3")
 _GOODBYE_S = 5.0
 #: (body, error): the answer to a command
 Answer = Callable[[Dict[str, Any], Optional[str]], None]
@@ -101,8 +99,8 @@ class ServerLoop:
         updater = self._updaters.get(space)
         if updater is None:
             self._updaters[space] = Updater(pickled, self._settings.allow_optimizers)
-        elif updater.pickled != pickled:
-            _log.warning("set_optimizer was called with another optimizer; the first one stays")
+        else:
+            updater.check(pickled)
 
     def _apply(self, unit: Unit, pushes: List[Push]) -> None:
         updater = self._updaters.get(unit.entry.space)

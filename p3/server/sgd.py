@@ -46,14 +46,14 @@ class Sgd:
             self._scratch[len(weight)] = scratch
         decay, move = scratch
         np.multiply(weight, rate * np.float32(wd), out=decay)
-        if optimizer.clip_gradient:
+        if optimizer.clip_gradient is not None and optimizer.clip_gradient > 0:
             bound = np.float32(optimizer.clip_gradient)
             np.multiply(gradient, rescale, out=move)
             np.clip(move, -bound, bound, out=move)
             np.multiply(move, rate, out=move)
         else:
             np.multiply(gradient, rate * rescale, out=move)
-        if state is None:
+        if state is None or not optimizer.momentum > 0:  # it may have been set to 0 since
             np.add(decay, move, out=decay)
             np.subtract(weight, decay, out=weight)
             return

@@ -2,13 +2,13 @@
 
 Each unit is a parameter of its own to ``mx.optimizer``: a key in one piece keeps its key as
 the index, so every look-up by index or by name works as it does locally; a slice has a
-``SliceIndex``, and the multipliers that its key would find are looked up for it.
+``SliceIndex``.
 
-Optimizers count updates by index and take the learning rate from the largest count; a shard
-holds only some keys, so before each update the count of training steps that came with the
-push is put in its place.  Attributes that changed on the caller's optimizer since the last
-push of the key come with the push too, as JSON, so they take effect in the same round on
-every shard, and states stay.
+What a server cannot know of the optimizer comes with the pushes, as JSON, when it has changed:
+the learning rate of the training step, the key's multipliers, attributes that the script
+changed (``p3/optimizers.py``).  Each key keeps what it was told and is updated by that, so a
+change takes effect in the same round on every shard, however far apart the keys are; states
+stay.  Rank 0 is who is listened to; of an asynchronous key, the rank that pushes.
 
 In a server process operations are complete when they return (NaiveEngine); embedded in a
 worker, under an asynchronous engine, ``apply`` waits for the arrays that it touched.
@@ -17,12 +17,14 @@ worker, under an asynchronous engine, ``apply`` waits for the arrays that it tou
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from p3 import engine, ndarray
+from p3 import engine, ndarray, optimizers
+from p3.errors import UsageError
 from p3.rounds import Array, Push, total
 from p3.server.sgd import Sgd
 from p3.server.shard import Unit
@@ -49,26 +51,29 @@ class _Multipliers(NamedTuple):
     wd_mult: float
 
 
+class _Told:
+    """What the pushes of one rank have said about the optimizer, for one unit."""
+
+    def __init__(self) -> None:
+        self.attributes: Dict[str, Any] = {}
+        self.multipliers = _Multipliers(1.0, 1.0)
+        self.seed: Optional[int] = None
+
+
 class _Slot:
     """What the updater keeps of a unit: its index, and its arrays as the optimizer sees them.
 
-    ``gradient`` is shared by all units of a shape; ``sum`` is its memory, flat.  ``momentum``:
-    that of ``sgd.py``, flat, or ``None``; ``prepared`` once it is there.
+    ``momentum``: that of ``sgd.py``, flat, or ``None``; ``prepared`` once it is there.
     """
 
-    def __init__(self, unit: Unit, gradient: Any) -> None:
+    def __init__(self, unit: Unit) -> None:
         self.index = unit.entry.key if unit.whole else SliceIndex(unit)
-        self.bind(unit)
-        self.gradient = gradient
-        self.sum = _memory(gradient)
-        self.momentum: Optional[Array] = None
-        self.prepared = False
-
-    def bind(self, unit: Unit) -> None:
-        """Have the optimizer update the memory that is the unit's value now."""
-        self.value = unit.value
         flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
         self.weight = mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
+        self.told: Dict[int, _Told] = {}  # by rank
+        self.updates = 0
+        self.momentum: Optional[Array] = None
+        self.prepared = False
 
 
 class Updater:
@@ -76,40 +81,78 @@ class Updater:
 
     def __init__(self, pickled: bytes, allowed: Iterable[str]) -> None:
         """``pickled``: the caller's optimizer; ``allowed``: modules of its own that may load."""
-        self.pickled = pickled
-        self._optimizer = loads(pickled, allowed)
+        self._pickled, self._allowed = pickled, tuple(allowed)
+        self._optimizer = loads(pickled, self._allowed)
         self._updater = mx.optimizer.get_updater(self._optimizer)
         self._sgd = Sgd() if type(self._optimizer) is mx.optimizer.SGD else None
+        #: LBSGD keeps the gradients that it is given, and so may others
+        self._shares_gradients = not optimizers.needs_whole_keys(self._optimizer)
         self._slots: Dict[Unit, _Slot] = {}
-        self._gradients: Dict[Tuple[Tuple[int, ...], str], Any] = {}  # by shape and dtype
+        self._gradients: Dict[Tuple[Tuple[int, ...], str], Tuple[Any, Array]] = {}
+        self._base: Dict[str, Any] = {}  # attributes that some key was told, as they came
+
+    def check(self, pickled: bytes) -> None:
+        """Raise ``UsageError`` if another rank's optimizer is not the one that is applied."""
+        if pickled != self._pickled:
+            here, there = (loads(text, self._allowed) for text in (pickled, self._pickled))
+            optimizers.refuse_another(here, there)
 
     def apply(self, unit: Unit, pushes: List[Push]) -> None:
         """Update the unit's value in place by the pushes' sum; raises what the optimizer does."""
         slot = self._slots.get(unit) or self._new_slot(unit)
-        if slot.value is not unit.value:
-            slot.bind(unit)
-        optimizer, first = self._optimizer, pushes[0]
-        if first.extra:
-            self._adopt(unit.entry.key, slot.index, json.loads(first.extra))
-        step = optimizer.begin_num_update + first.records[0].step
-        optimizer.num_update = max(optimizer.num_update, step)
+        self._listen(slot, unit, pushes[0])
         if self._sgd is not None and unit.entry.dtype == "float32":
             self._apply_sgd(self._sgd, slot, unit.value, pushes)
             return
-        total(pushes, slot.sum)
-        self._updater(slot.index, slot.gradient, slot.weight)
+        gradient, memory = self._gradient(slot.weight.shape, unit.entry.dtype)
+        total(pushes, memory)
+        self._updater(slot.index, gradient, slot.weight)
         if not engine.NAIVE:
             slot.weight.wait_to_read()
-            ndarray.wait_to_write(slot.gradient)
+            ndarray.wait_to_write(gradient)
 
     def _new_slot(self, unit: Unit) -> _Slot:
-        shape = unit.entry.shape if unit.whole else unit.value.shape
-        gradient = self._gradients.get((shape, unit.entry.dtype))
-        if gradient is None:
-            gradient = mx.nd.zeros(shape, dtype=unit.entry.dtype)
-            self._gradients[shape, unit.entry.dtype] = gradient
-        slot = self._slots[unit] = _Slot(unit, gradient)
+        slot = self._slots[unit] = _Slot(unit)
+        counts = self._optimizer._index_update_count  # an optimizer may have been used before
+        if unit.entry.key in counts:
+            counts[slot.index] = counts[unit.entry.key]
         return slot
+
+    def _listen(self, slot: _Slot, unit: Unit, push: Push) -> None:
+        """Make the optimizer what ``push`` and the earlier ones of its rank say."""
+        optimizer, attributes = self._optimizer, vars(self._optimizer)
+        optimizer.num_update = optimizer.begin_num_update + push.records[0].step
+        attributes.update(self._base)
+        told = slot.told.get(push.rank)
+        if push.extra:
+            told = told or slot.told.setdefault(push.rank, _Told())
+            self._learn(told, json.loads(push.extra))
+        if told is not None:
+            attributes.update(told.attributes)
+            optimizer.param_dict[slot.index] = told.multipliers
+            if told.seed is not None and engine.NAIVE:  # else it is the script's own generator
+                slot.updates += 1
+                text = repr((told.seed, unit.entry.key, unit.start, slot.updates))
+                mx.random.seed(zlib.crc32(text.encode()))
+
+    def _learn(self, told: _Told, changes: Dict[str, Any]) -> None:
+        told.seed = changes.pop("seed", told.seed)
+        told.multipliers = _Multipliers(*changes.pop("multipliers", told.multipliers))
+        if "lr" in changes:
+            changes["lr_scheduler"] = None  # the worker's has been asked
+        for name in changes:
+            self._base.setdefault(name, getattr(self._optimizer, name, None))
+        told.attributes.update(changes)
+
+    def _gradient(self, shape: Tuple[int, ...], dtype: str) -> Tuple[Any, Array]:
+        """Room for a gradient, and its memory, flat; the same for all units of a shape."""
+        found = self._gradients.get((shape, dtype))
+        if found is None:
+            array = mx.nd.zeros(shape, dtype=dtype)
+            found = array, _memory(array)
+            if self._shares_gradients:
+                self._gradients[shape, dtype] = found
+        return found
 
     def _apply_sgd(self, sgd: Sgd, slot: _Slot, value: Array, pushes: List[Push]) -> None:
         """What the updater would do, by ``sgd.py``; the state stays where the updater has it."""
@@ -118,25 +161,16 @@ class Updater:
             state = optimizer.create_state(index, slot.weight)
             self._updater.states[index], self._updater.states_synced[index] = state, True
             slot.momentum, slot.prepared = None if state is None else _memory(state), True
-        gradient = slot.sum
+        if optimizer.momentum > 0 and slot.momentum is None:
+            raise UsageError("momentum was 0 at the first update, so there is none to go on with")
         if len(pushes) == len(pushes[0].parts) == 1:
             gradient = pushes[0].parts[0]
         else:
+            _, gradient = self._gradient(slot.weight.shape, "float32")
             total(pushes, gradient)
         optimizer._update_count(index)
         lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
         sgd.update(value, gradient, slot.momentum, lr, wd, optimizer)
-
-    def _adopt(self, key: Any, index: Any, changes: Dict[str, Any]) -> None:
-        """Take over the attributes that changed on the caller's optimizer."""
-        optimizer = self._optimizer
-        multipliers = changes.pop("multipliers", None)
-        for name, value in changes.items():
-            setattr(optimizer, name, value)
-        if multipliers is not None:
-            optimizer.param_dict[key] = _Multipliers(*multipliers)
-        if isinstance(index, SliceIndex):
-            optimizer.param_dict[index] = _multipliers_of(optimizer, key)
 
 
 def _memory(array: Any) -> Array:
@@ -144,16 +178,3 @@ def _memory(array: Any) -> Array:
     array.wait_to_read()
     dtype = np.dtype(array.dtype)
     return np.frombuffer(ndarray.memory(array, array.size * dtype.itemsize), dtype)
-
-
-def _multipliers_of(optimizer: Any, key: Any) -> _Multipliers:
-    """The multipliers that ``optimizer`` gives ``key``, in its own order of look-ups."""
-    if key in optimizer.param_dict:
-        found = optimizer.param_dict[key]
-        return _Multipliers(found.lr_mult, found.wd_mult)
-    name = optimizer.idx2name.get(key)
-
-    def find(table: Dict[Any, float]) -> float:
-        return table[key] if key in table else table.get(name, 1.0)
-
-    return _Multipliers(find(optimizer.lr_mult), find(optimizer.wd_mult))
