@@ -13,9 +13,9 @@ wrong.  It runs at exit by itself.  In forked children the node is inert.
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import contextlib
 import os
+import queue
 import sys
 import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -47,7 +47,7 @@ class Node:
         self._failure: Optional[P3Error] = None
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
-        self._background: Optional[concurrent.futures.ThreadPoolExecutor] = None
+        self._background: Optional[queue.SimpleQueue[Callable[[], None]]] = None
         self._new_port, scheduler, host = self._surroundings()
         registration = Registration(
             "worker", host, worker_id=settings.worker_id, version=__version__
@@ -122,8 +122,14 @@ class Node:
     def later(self, action: Callable[[], None]) -> None:
         """Run ``action``, which may wait for arrays, on a thread of its own, in order."""
         if self._background is None:
-            self._background = concurrent.futures.ThreadPoolExecutor(1, "p3-background")
-        self._background.submit(action)
+            self._background = queue.SimpleQueue()
+            threading.Thread(target=self._run_later, name="p3-background", daemon=True).start()
+        self._background.put(action)
+
+    def _run_later(self) -> None:
+        assert self._background is not None
+        while True:
+            self._background.get()()
 
     def settle(self) -> None:
         """Block until every operation on this process's stores has ended.
@@ -132,7 +138,9 @@ class Node:
         """
         sys.modules["mxnet"].nd.waitall()  # a store has imported it
         if self._background is not None:
-            self._background.submit(lambda: None).result()
+            done = threading.Event()
+            self._background.put(done.set)
+            done.wait()
         if self.worker is not None:
             self.worker.flush()
 

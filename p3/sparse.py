@@ -60,9 +60,6 @@ def wanted(key: Any, row_ids: Any, rows: int) -> Array:
 
 def fill(out: Any, ids: Array, values: Array) -> None:
     """Make the row-sparse ``out`` consist of these rows."""
-    made = mx.nd.sparse.row_sparse_array(
-        (mx.nd.array(values, dtype=values.dtype), mx.nd.array(ids, dtype=np.int64)),
-        shape=out.shape,
-        dtype=out.dtype,
-    )
-    made.copyto(out)
+    content = mx.nd.array(values, dtype=values.dtype), mx.nd.array(ids, dtype=np.int64)
+    with mx.autograd.pause():  # rows are pulled in the middle of a recorded forward pass
+        mx.nd.sparse.row_sparse_array(content, shape=out.shape, dtype=out.dtype).copyto(out)

@@ -1,7 +1,7 @@
 """Row-sparse pushes at an optimizer: only the rows that some rank has touched are updated.
 
-So do MXNet's own updates with row-sparse gradients, for optimizers that have one (``lazy``);
-to the others MXNet gives the gradient as a dense array, and so does the updater.  A slice of a
+So do MXNet's own updates with row-sparse gradients, for optimizers that have one; to the
+others MXNet gives the gradient as a dense array, and so does the updater.  A slice of a
 key is an array of single elements here, and its rows are those.
 """
 
@@ -18,12 +18,28 @@ from p3.rounds import Push
 from p3.rows import Rows
 
 #: optimizers with an update of their own for row-sparse gradients of dense weights
-_LAZY = frozenset("SGD Adam AdaGrad GroupAdaGrad".split())
+_SPARSE = frozenset("SGD Adam AdaGrad GroupAdaGrad".split())
 
 
-def lazy(optimizer: Any) -> bool:
-    """Whether ``optimizer`` leaves rows alone that a row-sparse gradient does not have."""
-    return type(optimizer).__name__ in _LAZY and bool(getattr(optimizer, "lazy_update", True))
+def update_rows(updater: Any, slot: Any, pushes: List[Push]) -> bool:
+    """Update the slot's weight by row-sparse pushes; ``False`` if that takes a dense gradient."""
+    optimizer = updater.optimizer
+    touched = touched_rows(pushes) if type(optimizer).__name__ in _SPARSE else None
+    if touched is None:
+        return False
+    if not len(touched.offsets):
+        if getattr(optimizer, "lazy_update", True):
+            optimizer._update_count(slot.index)
+            return True
+        touched = _one_zero(touched, slot.weight.shape)  # MXNet passes over a gradient without rows
+    updater(slot.index, row_sparse(touched, slot.weight.shape), slot.weight)
+    slot.weight.wait_to_read()
+    return True
+
+
+def _one_zero(touched: Rows, shape: Tuple[int, ...]) -> Rows:
+    row_elems = math.prod(shape[1:])
+    return Rows(np.arange(row_elems), np.zeros(row_elems, touched.values.dtype), touched.size)
 
 
 def touched_rows(pushes: List[Push]) -> Optional[Rows]:

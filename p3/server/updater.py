@@ -26,8 +26,10 @@ import numpy as np
 from p3 import engine, ndarray, optimizers
 from p3.errors import UsageError
 from p3.rounds import Array, Push, total
+from p3.rows import Rows
 from p3.server.sgd import Sgd
 from p3.server.shard import Unit
+from p3.server.touched import update_rows
 from p3.server.unpickle import loads
 
 
@@ -68,12 +70,17 @@ class _Slot:
 
     def __init__(self, unit: Unit) -> None:
         self.index = unit.entry.key if unit.whole else SliceIndex(unit)
-        flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
-        self.weight = mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
+        self.bind(unit)
         self.told: Dict[int, _Told] = {}  # by rank
         self.updates = 0
         self.momentum: Optional[Array] = None
         self.prepared = False
+
+    def bind(self, unit: Unit) -> None:
+        """Have the optimizer update the memory that is the unit's value now."""
+        self.value = unit.value
+        flat = unit.value.view()  # from_numpy makes what it is given read-only: not the value
+        self.weight = mx.nd.from_numpy(flat.reshape(unit.entry.shape) if unit.whole else flat)
 
 
 class Updater:
@@ -100,7 +107,11 @@ class Updater:
     def apply(self, unit: Unit, pushes: List[Push]) -> None:
         """Update the unit's value in place by the pushes' sum; raises what the optimizer does."""
         slot = self._slots.get(unit) or self._new_slot(unit)
+        if slot.value is not unit.value:  # it has been replaced
+            slot.bind(unit)
         self._listen(slot, unit, pushes[0])
+        if isinstance(pushes[0].parts[0], Rows) and update_rows(self._updater, slot, pushes):
+            return
         if self._sgd is not None and unit.entry.dtype == "float32":
             self._apply_sgd(self._sgd, slot, unit.value, pushes)
             return
@@ -158,13 +169,17 @@ class Updater:
         """What the updater would do, by ``sgd.py``; the state stays where the updater has it."""
         optimizer, index = self._optimizer, slot.index
         if not slot.prepared:
-            state = optimizer.create_state(index, slot.weight)
-            self._updater.states[index], self._updater.states_synced[index] = state, True
+            states = self._updater.states
+            if index not in states:
+                states[index] = optimizer.create_state(index, slot.weight)
+                self._updater.states_synced[index] = True
+            state = states[index]
             slot.momentum, slot.prepared = None if state is None else _memory(state), True
         if optimizer.momentum > 0 and slot.momentum is None:
             raise UsageError("momentum was 0 at the first update, so there is none to go on with")
-        if len(pushes) == len(pushes[0].parts) == 1:
-            gradient = pushes[0].parts[0]
+        only = pushes[0].parts[0]
+        if len(pushes) == len(pushes[0].parts) == 1 and not isinstance(only, Rows):
+            gradient = only
         else:
             _, gradient = self._gradient(slot.weight.shape, "float32")
             total(pushes, gradient)
