@@ -8,6 +8,7 @@
       -> worker.py      the I/O thread: a key's requests one by one, its slices into the outbox
            slicing.py       which elements are a slice, and which server holds it
            forward_order.py     the layers' order, observed
+           states.py        the optimizer's states, between servers and files
            compression.py, rows.py     fewer bits a value; only some rows
            optimizers.py    what the script changed on its optimizer, sent along
       -> exchange.py    outbox, credit and port joined

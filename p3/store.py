@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -25,6 +25,7 @@ from p3.compression import Compression
 from p3.errors import PeerError, UnknownKeyError, UsageError
 from p3.node import Node, enlist
 from p3.server import unpickle
+from p3.states import RemoteUpdater
 from p3.wire import COMPRESSED, REPLACE, ROWS, WANT_VALUE
 from p3.worker import INIT, PULL, PUSH, Key, Request, Worker
 
@@ -40,10 +41,8 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     def __init__(self, kind: str) -> None:
         """``kind``: the store's ``type``.  Blocks until all roles of the job are there."""
         self._type = kind
-        self._updater = None
-        self._optimizer: Any = None
+        self._updater: Optional[RemoteUpdater] = None  # once there is an optimizer
         self._compression: Optional[Compression] = None
-        self._changes: Optional[optimizers.Changes] = None
         self._keys: Dict[Any, Key] = {}
         self._pushes: Dict[Any, int] = {}
         self._step = 0
@@ -96,7 +95,8 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 array = array.tostype("default")
             state = Key(self._space, name, ndarray.shape(array), ndarray.dtype(array))
             self._keys[name] = state
-            whole = self._optimizer is not None and optimizers.needs_whole_keys(self._optimizer)
+            updater = self._updater
+            whole = updater is not None and optimizers.needs_whole_keys(updater.optimizer)
             self._node.declare(state, "async" if "_async" in self._type else "sync", whole)
             if self.rank == 0:
                 self._submit(Request(state, INIT), b"p3_init", source=arguments.on_cpu(array))
@@ -215,9 +215,8 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._check_alive()
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise UsageError(f"set_optimizer needs an mx.optimizer.Optimizer, not {optimizer!r}")
-        if self._changes is not None:
-            self._changes.follow(optimizer)
-            self._optimizer = optimizer
+        if self._updater is not None:
+            self._updater.follow(optimizer)
             return
         cut = [name for name, key in self._keys.items() if self._is_cut(key)]
         if optimizers.needs_whole_keys(optimizer) and cut:
@@ -225,13 +224,51 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 f"set_optimizer: {type(optimizer).__name__} looks at each parameter in one piece,"
                 f" but key {cut[0]!r} is already stored in slices; call set_optimizer before init"
             )
-        pickled = optimizers.dump(optimizer)
-        unpickle.loads(pickled, self._node.settings.allow_optimizers)
+        pickled, allowed = optimizers.dump(optimizer), self._node.settings.allow_optimizers
+        unpickle.loads(pickled, allowed)
         draws = optimizers.draws(optimizer)
         seed = int(mx.nd.random.randint(0, 2**31 - 1, (1,)).asscalar()) if draws else None
-        changes = optimizers.Changes(optimizer, seed)
-        self._node.control.ask("optimizer", {"space": self._space}, pickled).result()
-        self._optimizer, self._changes = optimizer, changes
+        updater = RemoteUpdater(optimizer, seed, self._ask, self._node.settle, allowed)
+        self._ask("optimizer", pickled)
+        self._updater = updater
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the states of all keys after this rank's latest push to the file ``fname``.
+
+        Blocks until they are written.  The file is that of local training: MXNet's
+        ``Updater`` reads it, and so does a job with other servers.  ``dump_optimizer``: with
+        the optimizer, its counts and its schedule.  It replaces the file at once, so several
+        ranks may write the same one.
+        """
+        states = self._remote_updater("save_optimizer_states").get_states(dump_optimizer)
+        new = f"{fname}.{self.rank}.new"
+        with open(new, "wb") as file:
+            file.write(states)
+        os.replace(new, fname)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Have the servers go on from the states in the file ``fname``.
+
+        Blocks until all servers have them.  Every rank must call it, between the same two
+        pushes.  Raises ``UsageError`` if the file holds anything else.
+        """
+        updater = self._remote_updater("load_optimizer_states")
+        with open(fname, "rb") as file:
+            updater.set_states(file.read())
+
+    def _remote_updater(self, caller: str) -> RemoteUpdater:
+        self._check_alive()
+        if self._updater is None:
+            raise UsageError(
+                f"{caller}: this store has no optimizer, so its servers keep no states; where the"
+                " workers update, save those of your own mx.optimizer.Updater"
+            )
+        return self._updater
+
+    def _ask(self, name: str, blob: bytes) -> List[bytes]:
+        """A command to all servers; blocks until each has answered."""
+        answers = self._node.control.ask(name, {"space": self._space}, blob).result()
+        return [found for _, found in answers]
 
     def barrier(self) -> None:
         """Block until every worker has called this as often as this one has."""
@@ -345,4 +382,5 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """The training step that a push of ``name`` belongs to, and what changed before it."""
         count = self._pushes[name] = self._pushes.get(name, 0) + 1
         self._step = max(self._step, count)
-        return self._step, b"" if self._changes is None else self._changes.since_last_push(name)
+        updater = self._updater
+        return self._step, b"" if updater is None else updater.changes.since_last_push(name)

@@ -22,8 +22,8 @@ from p3.slicing import KeyEntry
 from p3.transport import Channel, Port
 
 _GOODBYE_S = 5.0
-#: (body, error): the answer to a command
-Answer = Callable[[Dict[str, Any], Optional[str]], None]
+#: (blob, error): the answer to a command
+Answer = Callable[[bytes, Optional[str]], None]
 
 
 class ServerLoop:
@@ -82,17 +82,22 @@ class ServerLoop:
         self._wake()
 
     def _command(self, name: str, body: Dict[str, Any], blob: bytes, answer: Answer) -> None:
+        found = b""
         try:
             if name == "key":
                 self._shard.add_key(KeyEntry(**{**body, "shape": tuple(body["shape"])}))
             elif name == "optimizer":
                 self._set_optimizer(int(body["space"]), blob)
+            elif name == "get_states":
+                found = self._updaters[int(body["space"])].get_states()
+            elif name == "set_states":
+                self._updaters[int(body["space"])].set_states(blob)
             else:
                 raise UsageError(f"servers know no command {name!r}")
         except Exception as error:  # noqa: BLE001  # whatever it is, the worker that asked must hear it
-            answer({}, str(error) if isinstance(error, P3Error) else repr(error))
+            answer(b"", str(error) if isinstance(error, P3Error) else repr(error))
         else:
-            answer({}, None)
+            answer(found, None)
 
     def _set_optimizer(self, space: int, pickled: bytes) -> None:
         """The first optimizer of a space stays: every rank sets the same one, in any order."""
@@ -143,7 +148,7 @@ def serve_on(settings: Settings, control: Port, data: Port, scheduler: str, host
             loop[0].fail(event.error())
 
     def on_command(req: int, name: str, body: Dict[str, Any], blob: bytes, rank: int) -> None:
-        loop[0].command(name, body, blob, lambda b, error: client.reply(req, b, error=error))
+        loop[0].command(name, body, blob, lambda b, error: client.reply(req, {}, b, error))
 
     client = ControlClient(control, scheduler, settings, registration, on_event, on_command)
     client.start()

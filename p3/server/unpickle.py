@@ -1,6 +1,6 @@
-"""Load an optimizer that came over the network: only classes on an allow-list.
+"""Load an optimizer, or its states, from the network or a file: only classes on an allow-list.
 
-Allowed are MXNet's optimizers and schedulers, NumPy's plain values and Python's containers;
+Allowed are MXNet's optimizers, schedulers and arrays, NumPy's plain values and Python's containers;
 further modules by the setting ``P3_ALLOW_OPTIMIZERS``.  A pickle can name any callable, so
 nothing is looked up that is not on the list (Python's manual, "pickle: restricting globals").
 """
@@ -28,6 +28,10 @@ _NAMES = {
     ("numpy.core.multiarray", "scalar"),
     ("numpy.core.multiarray", "_reconstruct"),
     ("_codecs", "encode"),
+    ("builtins", "bytearray"),
+    ("mxnet.ndarray.ndarray", "NDArray"),
+    ("mxnet.ndarray.sparse", "RowSparseNDArray"),
+    ("mxnet.numpy.multiarray", "ndarray"),
 }
 
 

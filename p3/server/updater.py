@@ -17,6 +17,7 @@ worker, under an asynchronous engine, ``apply`` waits for the arrays that it tou
 from __future__ import annotations
 
 import json
+import pickle
 import zlib
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
@@ -31,6 +32,7 @@ from p3.server.sgd import Sgd
 from p3.server.shard import Unit
 from p3.server.touched import update_rows
 from p3.server.unpickle import loads
+from p3.states import Piece, cut, to_mxnet, to_numpy
 
 
 class SliceIndex:
@@ -96,6 +98,7 @@ class Updater:
         self._shares_gradients = not optimizers.needs_whole_keys(self._optimizer)
         self._slots: Dict[Unit, _Slot] = {}
         self._gradients: Dict[Tuple[Tuple[int, ...], str], Tuple[Any, Array]] = {}
+        self._loaded: Dict[Any, Any] = {}  # whole keys' states, from a file
         self._base: Dict[str, Any] = {}  # attributes that some key was told, as they came
 
     def check(self, pickled: bytes) -> None:
@@ -122,11 +125,46 @@ class Updater:
             slot.weight.wait_to_read()
             ndarray.wait_to_write(gradient)
 
+    def get_states(self) -> bytes:
+        """The states of all units that have been updated, as a pickled list of ``Piece``s."""
+        states = self._updater.states
+        pieces = [
+            tuple(
+                Piece(
+                    unit.entry.key,
+                    unit.entry.shape,
+                    unit.start,
+                    unit.start + len(unit.value),
+                    to_numpy(states[slot.index]),
+                )
+            )
+            for unit, slot in self._slots.items()
+            if slot.index in states
+        ]
+        return pickle.dumps(pieces, protocol=4)
+
+    def set_states(self, pickled: bytes) -> None:
+        """Go on from whole keys' states, and from an optimizer if there is one with them."""
+        self._loaded, optimizer = loads(pickled)
+        if optimizer is not None:
+            self._pickled, self._optimizer = optimizer, loads(optimizer, self._allowed)
+            self._updater.optimizer, self._base = self._optimizer, {}
+        self._updater.states.clear()
+        self._updater.states_synced.clear()
+        slots, self._slots = self._slots, {}
+        for unit in slots:
+            self._new_slot(unit)
+
     def _new_slot(self, unit: Unit) -> _Slot:
         slot = self._slots[unit] = _Slot(unit)
-        counts = self._optimizer._index_update_count  # an optimizer may have been used before
-        if unit.entry.key in counts:
-            counts[slot.index] = counts[unit.entry.key]
+        key, counts = unit.entry.key, self._optimizer._index_update_count
+        if key in counts:  # the optimizer has been used before
+            counts[slot.index] = counts[key]
+        if key in self._loaded:
+            stop, shape = unit.start + len(unit.value), slot.weight.shape
+            part = cut(self._loaded[key], unit.entry.size, unit.start, stop, shape)
+            self._updater.states[slot.index] = to_mxnet(part)
+            self._updater.states_synced[slot.index] = True
         return slot
 
     def _listen(self, slot: _Slot, unit: Unit, push: Push) -> None:
