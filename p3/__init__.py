@@ -2,6 +2,7 @@
 
     backward has made a gradient
       -> store.py       push, pull, pushpull: one operation of MXNet's engine a key
+           refused.py       calls that p3 answers otherwise, or not
            arguments.py     what a call was given;  sparse.py: row-sparse arrays
       -> engine.py      the engine starts it when the arrays are free, and waits for its end
            ndarray.py       an array's kind, identity and memory

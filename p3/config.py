@@ -49,6 +49,7 @@ class Settings:
     start_timeout_s: float = 120.0  #: P3_START_TIMEOUT_S: to wait for all roles at the start
     heartbeat_timeout_s: float = 10.0  #: P3_HEARTBEAT_TIMEOUT_S: silence that means death
     allow_optimizers: Tuple[str, ...] = ()  #: P3_ALLOW_OPTIMIZERS: modules of own optimizers
+    replace_native: bool = False  #: P3_REPLACE_NATIVE: p3's stores under MXNet's names too
     launched: bool = False  #: P3_LAUNCHED: set by `p3 run`, native distributed stores refused
 
     def __post_init__(self) -> None:
@@ -137,6 +138,18 @@ def under_launcher() -> bool:
     return os.environ.get("P3_LAUNCHED", "") not in ("", "0")
 
 
+def replacing_native() -> bool:
+    """Whether p3's stores take over the names of MXNet's distributed ones.  Raises nothing."""
+    if _current is not None:
+        return _current.replace_native
+    return os.environ.get("P3_REPLACE_NATIVE", "") not in ("", "0")
+
+
+def replace_native(yes: bool) -> None:
+    """Have p3 take over the names of MXNet's distributed stores, or not; before MXNet is there."""
+    os.environ["P3_REPLACE_NATIVE"] = "1" if yes else "0"
+
+
 def environment() -> Dict[str, str]:
     """A copy of the process's environment, for the launcher to start others with."""
     return dict(os.environ)
@@ -168,6 +181,7 @@ def _own(env: Mapping[str, str], root_host: str) -> Dict[str, Any]:
         "start_timeout_s": _float,
         "heartbeat_timeout_s": _float,
         "launched": _bool,
+        "replace_native": _bool,
         "allow_optimizers": _names,
     }
     values = {

@@ -31,6 +31,17 @@ STORES: Dict[str, str] = {
     "dist_p3": "dist_sync_p3",
 }
 
+#: native stores that p3's take the place of where that is asked for (P3_REPLACE_NATIVE)
+REPLACED: Dict[str, str] = {
+    "dist": "dist_sync_p3",
+    "dist_sync": "dist_sync_p3",
+    "dist_device_sync": "dist_device_sync_p3",
+    "dist_sync_device": "dist_device_sync_p3",
+    "dist_async": "dist_async_p3",
+    "dist_device_async": "dist_async_p3",
+    "dist_async_device": "dist_async_p3",
+}
+
 #: MXNet's own, as its documentation and examples write them, for suggestions
 NATIVE = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async")
 
@@ -46,8 +57,9 @@ def register() -> None:
     import mxnet
 
     registry = mxnet.kvstore.KVStoreBase.kv_registry
-    for name in STORES:
-        registry[name] = functools.partial(_create, name)
+    stores = {**STORES, **REPLACED} if config.replacing_native() else STORES
+    for name, kind in stores.items():
+        registry[name] = functools.partial(_create, name, kind)
     _wrap(mxnet.kvstore, "create", _checked_create)
     _wrap(mxnet.model, "_create_kvstore", _checked_create_kvstore)
 
@@ -69,16 +81,18 @@ def check(name: str) -> None:
         raise UsageError(
             f"kvstore {name!r} is MXNet's own distributed store, but this process was started by"
             " p3's launcher, which runs p3's servers and not MXNet's."
-            f" Use {_counterpart(name)!r}, or start the job with `p3 launch --native`."
+            f" Use {REPLACED.get(name, 'dist_sync_p3')!r}, or start the job with `--replace`"
+            " (P3_REPLACE_NATIVE=1), which has p3 take the name over, or with"
+            " `p3 launch --native`, for MXNet's own."
         )
 
 
-def _create(name: str) -> P3KVStore:
+def _create(name: str, kind: str) -> P3KVStore:
     if _forbidden is not None:
         raise UsageError(f"kvstore {name!r}: {_forbidden}")
     from p3.store import P3KVStore
 
-    return P3KVStore(STORES[name])
+    return P3KVStore(kind)
 
 
 def _is_native(name: str) -> bool:
@@ -90,13 +104,6 @@ def _registered() -> List[str]:
     import mxnet
 
     return list(mxnet.kvstore.KVStoreBase.kv_registry)
-
-
-def _counterpart(name: str) -> str:
-    """p3's store for those who asked for MXNet's ``name``."""
-    if "async" in name:
-        return "dist_async_p3"
-    return "dist_device_sync_p3" if "device" in name else "dist_sync_p3"
 
 
 def _unknown(name: str) -> str:

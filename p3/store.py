@@ -24,13 +24,14 @@ from p3 import arguments, compression, engine, ndarray, optimizers, sparse
 from p3.compression import Compression
 from p3.errors import PeerError, UnknownKeyError, UsageError
 from p3.node import Node, enlist
+from p3.refused import NativeCalls
 from p3.server import unpickle
 from p3.states import RemoteUpdater
 from p3.wire import COMPRESSED, REPLACE, ROWS, WANT_VALUE
 from p3.worker import INIT, PULL, PUSH, Key, Request, Worker
 
 
-class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
+class P3KVStore(NativeCalls):
     """A distributed key-value store that sends the most urgent slice first.
 
     Keys are ints or strings; 5 and "5" are two keys.  Every method that takes a key takes a
@@ -85,7 +86,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         pushes or pulls the key.  A key that is there already keeps its value.
         """
         for name, values in arguments.pairs(key, value):
-            self._check_alive()
+            self.check_alive()
             if name in self._keys:
                 self._known(name, values, sparse=True)
                 continue
@@ -212,7 +213,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         (learning rate, weight decay, ``rescale_grad``, multipliers, ...) take effect with the
         next push.  Raises ``UsageError`` if the servers cannot have it, or have another one.
         """
-        self._check_alive()
+        self.check_alive()
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise UsageError(f"set_optimizer needs an mx.optimizer.Optimizer, not {optimizer!r}")
         if self._updater is not None:
@@ -257,7 +258,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             updater.set_states(file.read())
 
     def _remote_updater(self, caller: str) -> RemoteUpdater:
-        self._check_alive()
+        self.check_alive()
         if self._updater is None:
             raise UsageError(
                 f"{caller}: this store has no optimizer, so its servers keep no states; where the"
@@ -272,7 +273,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     def barrier(self) -> None:
         """Block until every worker has called this as often as this one has."""
-        self._check_alive()
+        self.check_alive()
         self._node.control.barrier()
 
     _barrier = barrier
@@ -347,7 +348,8 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         what = f"rank {self.rank}: the array given to key {request.key.name!r}: {reason}"
         self._node.fail_key(request.key, what)
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise if the job has failed or this process is not the store's."""
         if os.getpid() != self._node.pid:
             raise UsageError(
                 f"this store belongs to process {self._node.pid}, which forked this one; use it"
@@ -360,7 +362,7 @@ class P3KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self, name: Any, arrays: Sequence[Any], writing: bool = False, sparse: bool = False
     ) -> Key:
         """The key, if it can take ``arrays``; raises what is wrong with the call or the key."""
-        self._check_alive()
+        self.check_alive()
         key = self._keys.get(name)
         if key is None:
             raise UnknownKeyError(f"key {name!r} was never initialised: call init or broadcast")

@@ -30,7 +30,8 @@ exit code of the process that failed first, 130 after Ctrl-C, 143 after SIGTERM.
 examples:
   p3 launch -n 2 train.py --lr 0.1
   p3 launch -n 4 -s 2 -m mypackage.train --lr 0.1
-  p3 launch -n 2 --native train.py --kvstore dist_sync
+  p3 launch -n 2 --replace train.py --kvstore dist_sync     (p3, under MXNet's name)
+  p3 launch -n 2 --native train.py --kvstore dist_sync      (MXNet's own, to compare)
 """
 
 
@@ -47,6 +48,8 @@ def main(argv: List[str]) -> int:
     env = config.environment()
     with reserved_port() as port:
         env = job_env(env, port, options.workers, servers, options.native)
+        if options.replace:
+            env["P3_REPLACE_NATIVE"] = "1"
         processes = specs(script, env, options.workers, servers, options.native)
         return Job(processes, colour="NO_COLOR" not in env).run()
 
@@ -54,7 +57,8 @@ def main(argv: List[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="p3 launch",
-        usage="p3 launch [-h] -n W [-s S] [--native] SCRIPT ARGS... | -m MODULE ARGS...",
+        usage="p3 launch [-h] -n W [-s S] [--replace | --native]"
+        " SCRIPT ARGS... | -m MODULE ARGS...",
         description="Start a job on this machine: a scheduler, servers and workers.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -66,7 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-s", "--servers", type=_count, metavar="S", help="number of servers (default: W)"
     )
-    parser.add_argument(
+    stores = parser.add_mutually_exclusive_group()
+    stores.add_argument(
+        "--replace",
+        action="store_true",
+        help="p3 takes over dist_sync, dist_device_sync and dist_async (P3_REPLACE_NATIVE=1)",
+    )
+    stores.add_argument(
         "--native",
         action="store_true",
         help="start MXNet's own scheduler and servers, for a script that uses dist_sync",

@@ -46,9 +46,11 @@ def main(argv: List[str]) -> int:
     """The command; returns the exit code.  Blocks for as long as the process's part lasts."""
     parser = _parser()
     options, script = scripts.split(argv)
-    native = parser.parse_args(options).native
+    chosen = parser.parse_args(options)
+    if chosen.replace or chosen.native:
+        config.replace_native(chosen.replace)
     with _Report(config.take_report_fd()) as report:
-        return report.failure((_run_native if native else _run)(parser, script, report))
+        return report.failure((_run_native if chosen.native else _run)(parser, script, report))
 
 
 def _run(parser: argparse.ArgumentParser, script: Optional[Script], report: _Report) -> int:
@@ -68,13 +70,19 @@ def _run(parser: argparse.ArgumentParser, script: Optional[Script], report: _Rep
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="p3 run",
-        usage="p3 run [-h] [--native] SCRIPT ARGS... | -m MODULE ARGS...",
+        usage="p3 run [-h] [--replace | --native] SCRIPT ARGS... | -m MODULE ARGS...",
         description="Run one process of a job, in the role that the environment gives it.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
+    stores = parser.add_mutually_exclusive_group()
+    stores.add_argument(
+        "--replace",
+        action="store_true",
+        help="p3 takes over dist_sync, dist_device_sync and dist_async (P3_REPLACE_NATIVE=1)",
+    )
+    stores.add_argument(
         "--native",
         action="store_true",
         help="leave role, scheduler and servers to MXNet's own distributed stores",
