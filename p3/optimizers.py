@@ -253,17 +253,21 @@ class _Local:
         """The optimizer's learning rate by the count of training steps.
 
         Calling a schedule changes it.  A Trainer's is its own; another may be in use
-        elsewhere, so that is copied, and again when the script has changed it.
+        elsewhere, so a copy is called, to which what the script changes is copied, too.
         """
         schedule = optimizer.lr_scheduler
         if schedule is None:
             self._schedule = None
             return _number(optimizer.lr)
         if not optimizer.param_dict:
-            theirs, state = self._theirs
-            attributes = getattr(schedule, "__dict__", {})
-            if self._schedule is None or schedule is not theirs or not _same(attributes, state):
-                self._schedule, self._theirs = copy.deepcopy(schedule), (schedule, dict(attributes))
+            (theirs, state), attributes = self._theirs, getattr(schedule, "__dict__", {})
+            if self._schedule is None or schedule is not theirs:
+                self._schedule = copy.deepcopy(schedule)
+                self._theirs = schedule, dict(attributes)
+            elif not _same(attributes, state):
+                changed = {n: v for n, v in attributes.items() if v is not state.get(n, _MISSING)}
+                vars(self._schedule).update(copy.deepcopy(changed))
+                self._theirs = schedule, dict(attributes)
             schedule = self._schedule
         return _number(schedule(self._num_update))
 

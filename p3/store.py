@@ -54,6 +54,12 @@ class P3KVStore(NativeCalls):
         self._worker: Worker = worker
         self._space = self._node.new_space()
 
+    def sibling(self) -> P3KVStore:
+        """A store like this one, with keys and an optimizer of its own; all ranks make it."""
+        other = P3KVStore(self._type)
+        other._compression = self._compression
+        return other
+
     def __del__(self) -> None:
         """Nothing to free: the connections belong to the process."""
 
@@ -382,6 +388,11 @@ class P3KVStore(NativeCalls):
 
     def _begin_push(self, name: Any) -> Tuple[int, bytes]:
         """The training step that a push of ``name`` belongs to, and what changed before it."""
+        if self._changes is None and "_async" in self._type:
+            raise UsageError(
+                f"push of key {name!r}: a store of type {self._type!r} updates on its servers and"
+                " has no optimizer: call set_optimizer first (Trainer: update_on_kvstore=True)"
+            )
         count = self._pushes[name] = self._pushes.get(name, 0) + 1
         self._step = max(self._step, count)
         updater = self._updater

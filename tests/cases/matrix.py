@@ -98,7 +98,7 @@ def through_the_store(name, dtype):
                 pushed = gradient(weight.shape, step, kv.rank, dtype)
                 kv.pushpull(index, pushed, out=weight, priority=-index)
             history.append([weight.asnumpy() for weight in weights.values()])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is the result
         for weight in weights.values():
             with contextlib.suppress(Exception):
                 weight.wait_to_read()
@@ -119,7 +119,7 @@ def in_one_process(name, dtype, ranks):
             ]
             updater(list(weights), summed, list(weights.values()))
             history.append([weight.asnumpy() for weight in weights.values()])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is the result
         return f"{type(error).__name__}: {error}"
     return history
 

@@ -13,7 +13,7 @@ RANDOM = "sgld"  # what it draws can be compared by its statistics alone
 EMBEDDED = (0, 0)
 
 
-@pytest.fixture(scope="module", params=[EMBEDDED, *matrix.TOPOLOGIES], ids=lambda t: "%dw%ds" % t)
+@pytest.fixture(scope="module", params=[EMBEDDED, *matrix.TOPOLOGIES], ids=str)
 def outcomes(request, alone):
     """What ``train_all`` gives on each rank; the cluster trains everything and ends."""
     if request.param == EMBEDDED:
