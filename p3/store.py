@@ -388,7 +388,7 @@ class P3KVStore(NativeCalls):
 
     def _begin_push(self, name: Any) -> Tuple[int, bytes]:
         """The training step that a push of ``name`` belongs to, and what changed before it."""
-        if self._changes is None and "_async" in self._type:
+        if self._updater is None and "_async" in self._type:
             raise UsageError(
                 f"push of key {name!r}: a store of type {self._type!r} updates on its servers and"
                 " has no optimizer: call set_optimizer first (Trainer: update_on_kvstore=True)"
