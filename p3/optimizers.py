@@ -21,7 +21,7 @@ import copy
 import json
 import operator
 import pickle
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -42,6 +42,8 @@ _FOLLOWED = frozenset(
 )
 #: attributes of which ranks may pass different ones to ``set_optimizer``: rank 0's count
 _MAY_DIFFER = _FOLLOWED - {"lr"} | {"rescale_grad", "idx2name", "sym_info"}
+#: optimizers that carry something over from one parameter to the next: see ``_Local``
+_CARRYING = frozenset(("Nadam", "LARS"))
 _PLAIN = (bool, int, float, str, type(None))
 _MISSING = object()
 
@@ -112,14 +114,9 @@ def _parameters(optimizer: Any) -> Dict[str, Any]:
     return found
 
 
-class _Seen(NamedTuple):
-    """What the servers of a key know."""
-
-    told: Dict[str, Any]
-    multipliers: Optional[Tuple[float, float]]
-
-
-_NOTHING = _Seen({}, None)
+#: what the servers of a key know: all that was told, and its (lr_mult, wd_mult)
+_Seen = Tuple[Dict[str, Any], Optional[Tuple[Any, Any]]]
+_NOTHING: _Seen = ({}, None)
 
 
 class Changes:
@@ -130,9 +127,10 @@ class Changes:
         _prepare_trainer(optimizer)
         self._optimizer = optimizer
         self._known = dict(vars(optimizer))  # the attributes at the last look
+        self._values = tuple(self._known.values())
         #: all that is not as in the pickle, or may be another in that of another rank; a new
         #: dictionary whenever something changes, so that it tells by itself what a key knows
-        self._told: Dict[str, Any] = {"rescale_grad": _number(optimizer.rescale_grad)}
+        self._told: Dict[str, Any] = {"rescale_grad": optimizer.rescale_grad}
         if seed is not None:
             self._told["seed"] = seed
         self._seen: Dict[Any, _Seen] = {}
@@ -155,12 +153,18 @@ class Changes:
         changed something that cannot be told.
         """
         optimizer = self._optimizer
-        if not _same(vars(optimizer), self._known):
+        try:
+            known = tuple(vars(optimizer).values()) == self._values  # identity is enough
+        except Exception:  # noqa: BLE001  # whatever comparing two arrays raises
+            known = False
+        if not known:
             self._look()
-        self._tell(self._local.push(optimizer, key))
-        now = _Seen(self._told, _multipliers(optimizer, key))
+        rate, shared = self._local.push(optimizer, key)
+        if shared or rate != self._told.get("lr"):
+            self._tell({"lr": rate, **shared})
+        now = self._told, _multipliers(optimizer, key)
         seen = self._seen.get(key, _NOTHING)
-        if seen.told is now.told and seen.multipliers == now.multipliers:
+        if _equal(seen, now):
             return b""
         self._seen[key] = now
         if not (_equal(seen, self._text[0]) and _equal(now, self._text[1])):
@@ -184,8 +188,8 @@ class Changes:
                     f"the optimizer's attribute {name!r} was changed after set_optimizer to"
                     f" {value!r}; only numbers, texts and None can follow to the servers"
                 )
-            changed[name] = _number(value)
-        self._known = attributes
+            changed[name] = value
+        self._known, self._values = attributes, tuple(attributes.values())
         self._tell(changed)
 
     def _tell(self, values: Dict[str, Any]) -> None:
@@ -214,9 +218,10 @@ class _Local:
         self._schedule: Any = None  # our copy,
         self._theirs: Tuple[Any, Dict[str, Any]] = (None, {})  # of this one, as it was
 
-    def push(self, optimizer: Any, key: Any) -> Dict[str, Any]:
-        """Count an update of ``key``; what it needs to know that depends on other updates."""
-        count = self._counts.get(key, optimizer.begin_num_update) + 1
+    def push(self, optimizer: Any, key: Any) -> Tuple[Any, Dict[str, Any]]:
+        """Count an update of ``key``; its learning rate, and what the servers need besides."""
+        count = self._counts.get(key)
+        count = (optimizer.begin_num_update if count is None else count) + 1
         early = self._rate_now(optimizer) if self._kind == "LBSGD" else None  # before it counts
         self._counts[key] = count
         if count > self._num_update:
@@ -225,16 +230,20 @@ class _Local:
                 optimizer.num_update = count
         else:
             self._place += 1
-        self._rate = self._rate_now(optimizer)
-        told = {"lr": self._rate if early is None else early}
+        rate = self._rate = self._rate_now(optimizer)
+        if self._kind in _CARRYING:
+            return rate, self._carry(optimizer, count)
+        return (rate if early is None else early), _NOTHING[0]
+
+    def _carry(self, optimizer: Any, count: int) -> Dict[str, Any]:
+        """What this push's update finds of the ones before it."""
         if self._kind == "Nadam":
-            told["m_schedule"] = self._m_schedule
+            found = {"m_schedule": self._m_schedule}
             warm = 1.0 - 0.5 * pow(0.96, count * optimizer.schedule_decay)
             self._m_schedule *= optimizer.beta1 * warm
-        elif self._kind == "LARS":
-            first = self._place < max(1, optimizer.aggregate_num)
-            told["cur_lr"] = self._rate_before if first else self._rate
-        return told
+            return found
+        first = self._place < max(1, optimizer.aggregate_num)
+        return {"cur_lr": self._rate_before if first else self._rate}
 
     def applied(self, optimizer: Any) -> Any:
         """See ``Changes.as_applied``."""
@@ -258,7 +267,7 @@ class _Local:
         schedule = optimizer.lr_scheduler
         if schedule is None:
             self._schedule = None
-            return _number(optimizer.lr)
+            return optimizer.lr
         if not optimizer.param_dict:
             (theirs, state), attributes = self._theirs, getattr(schedule, "__dict__", {})
             if self._schedule is None or schedule is not theirs:
@@ -269,27 +278,31 @@ class _Local:
                 vars(self._schedule).update(copy.deepcopy(changed))
                 self._theirs = schedule, dict(attributes)
             schedule = self._schedule
-        return _number(schedule(self._num_update))
+        return schedule(self._num_update)
 
 
-def _multipliers(optimizer: Any, key: Any) -> Tuple[float, float]:
+def _multipliers(optimizer: Any, key: Any) -> Tuple[Any, Any]:
     """``(lr_mult, wd_mult)`` that ``optimizer`` gives ``key``, in its own order of look-ups."""
     found = optimizer.param_dict.get(key)
     if found is not None:
-        return _number(found.lr_mult), _number(found.wd_mult)
+        return found.lr_mult, found.wd_mult
+    rates, decays = optimizer.lr_mult, optimizer.wd_mult
+    if not rates and not decays:
+        return 1.0, 1.0
     name = optimizer.idx2name.get(key)
-
-    def find(table: Dict[Any, float]) -> Any:
-        return _number(table[key] if key in table else table.get(name, 1.0))
-
-    return find(optimizer.lr_mult), find(optimizer.wd_mult)
+    rate = rates[key] if key in rates else rates.get(name, 1.0)
+    return rate, decays[key] if key in decays else decays.get(name, 1.0)
 
 
 def _difference(seen: _Seen, now: _Seen) -> bytes:
-    changed = {n: v for n, v in now.told.items() if seen.told.get(n, _MISSING) != v}
-    if seen.multipliers != now.multipliers:
-        changed["multipliers"] = now.multipliers
-    return json.dumps(changed).encode() if changed else b""
+    changed = {n: v for n, v in now[0].items() if seen[0].get(n, _MISSING) != v}
+    if seen[1] != now[1]:
+        changed["multipliers"] = now[1]
+    return json.dumps(changed, default=np.generic.item).encode() if changed else b""
+
+
+def _equal(one: _Seen, other: _Seen) -> bool:
+    return one[0] is other[0] and one[1] == other[1]
 
 
 def _prepare_trainer(optimizer: Any) -> None:
@@ -323,15 +336,6 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (*_PLAIN, np.generic))
 
 
-def _number(value: Any) -> Any:
-    """``value`` as JSON has it: NumPy's scalars as Python's."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def _same(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
     """Whether the dictionaries hold the same objects, in the same order."""
     return len(one) == len(other) and all(map(operator.is_, one.values(), other.values()))
-
-
-def _equal(one: _Seen, other: _Seen) -> bool:
-    return one.told is other.told and one.multipliers == other.multipliers
