@@ -104,7 +104,9 @@ class P3KVStore(NativeCalls):
             self._keys[name] = state
             updater = self._updater
             whole = updater is not None and optimizers.needs_whole_keys(updater.optimizer)
-            self._node.declare(state, "async" if "_async" in self._type else "sync", whole)
+            mode = "async" if self._is_async else "sync"
+            # of asynchronous pushes several servers would make several orders
+            self._node.declare(state, mode, whole or self._is_async)
             if self.rank == 0:
                 self._submit(Request(state, INIT), b"p3_init", source=arguments.on_cpu(array))
 
@@ -383,12 +385,16 @@ class P3KVStore(NativeCalls):
                 raise UsageError(f"key {name!r} has dtype {key.dtype}, not {dtype}")
         return key
 
+    @property
+    def _is_async(self) -> bool:
+        return "_async" in self._type
+
     def _is_cut(self, key: Key) -> bool:
-        return key.nbytes > self._node.settings.slice_elems * key.itemsize
+        return not self._is_async and key.nbytes > self._node.settings.slice_elems * key.itemsize
 
     def _begin_push(self, name: Any) -> Tuple[int, bytes]:
         """The training step that a push of ``name`` belongs to, and what changed before it."""
-        if self._updater is None and "_async" in self._type:
+        if self._updater is None and self._is_async:
             raise UsageError(
                 f"push of key {name!r}: a store of type {self._type!r} updates on its servers and"
                 " has no optimizer: call set_optimizer first (Trainer: update_on_kvstore=True)"

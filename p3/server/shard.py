@@ -59,6 +59,7 @@ class Unit:
         self.gathering = Gathering(list(self.slices))
         self.rounds = Rounds(num_workers)
         self.waiting: List[Tuple[int, Item]] = []  # pulls before the value is there
+        self.pulls: Dict[int, List[Item]] = {}  # by rank, until all slices are asked for
         self.error: Optional[str] = None
 
     @property
@@ -120,13 +121,25 @@ class Shard:
         if record.op == PUSH:
             return self._push(unit, rank, item)
         if record.op == PULL:
-            if unit.missing:
-                unit.waiting.append((rank, item))
-                return []
-            return [Reply(rank, _pulled(unit, item))]
+            return self._pull(unit, rank, item)
         if record.op == INIT:
             return self._init(unit, rank, item)
         raise ValueError(f"operation {record.op} is not for a server")
+
+    def _pull(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
+        """Answer a pull; of a key with several slices here, all at once.
+
+        Asynchronous updates come at any time: the slices must not be of two of them.
+        """
+        items = unit.pulls.setdefault(rank, [])
+        items.append(item)
+        if len(items) < len(unit.slices):
+            return []
+        del unit.pulls[rank]
+        if unit.missing:
+            unit.waiting += [(rank, each) for each in items]
+            return []
+        return [Reply(rank, _pulled(unit, each)) for each in items]
 
     def _init(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
         """Store a slice's first value; later ones change nothing, unless they are to replace it.
