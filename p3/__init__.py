@@ -29,6 +29,7 @@
       scheduler/        ranks, keys and their places, barriers, who has died
       launch/           `p3 launch`, `p3 run`;  __main__.py: the p3 command
       naming.py         the stores' names, registered with MXNet by _hook.py, under compat.py
+      mending/          what MXNet's Trainer and Module get wrong for p3's stores, put right
       config.py, errors.py, address.py     settings, what is raised, which address to use
       testing.py        local clusters for tests
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import difflib
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
-from p3 import config
+from p3 import config, mending
 from p3.errors import UsageError
+from p3.mending import wrap
 
 if TYPE_CHECKING:
     from p3.store import P3KVStore
@@ -53,15 +53,16 @@ _forbidden: Optional[str] = None  # why this process may have none of p3's store
 
 
 def register() -> None:
-    """Make p3's stores known to MXNet and have it refuse misspelt names.  Idempotent."""
+    """Make p3's stores known to MXNet, mend it for them, refuse misspelt names.  Idempotent."""
     import mxnet
 
     registry = mxnet.kvstore.KVStoreBase.kv_registry
     stores = {**STORES, **REPLACED} if config.replacing_native() else STORES
     for name, kind in stores.items():
         registry[name] = functools.partial(_create, name, kind)
-    _wrap(mxnet.kvstore, "create", _checked_create)
-    _wrap(mxnet.model, "_create_kvstore", _checked_create_kvstore)
+    wrap(mxnet.kvstore, "create", _checked_create)
+    wrap(mxnet.model, "_create_kvstore", _checked_create_kvstore)
+    mending.install()
 
 
 def forbid(reason: str) -> None:
@@ -114,22 +115,6 @@ def _unknown(name: str) -> str:
         f"kvstore {name!r} is unknown{hint}: p3's stores are {', '.join(STORES)};"
         f" MXNet's own are {', '.join(NATIVE)}"
     )
-
-
-def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Put ``wrapper`` before ``module.name``, in every module of MXNet that holds it."""
-    original = getattr(module, name)
-    if getattr(original, "checked_by_p3", False):
-        return
-
-    @functools.wraps(original)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    checked.checked_by_p3 = True  # type: ignore[attr-defined]
-    for path, holder in list(sys.modules.items()):
-        if path.split(".")[0] == "mxnet" and getattr(holder, "__dict__", {}).get(name) is original:
-            setattr(holder, name, checked)
 
 
 def _checked_create(original: Callable[..., Any], name: Any = "local") -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from typing import Any
 
@@ -25,11 +26,11 @@ def told(changes: Changes, key: Any) -> dict[str, Any]:
 
 
 class Key:
-    """A key of one slice on a server, and what its pushes say."""
+    """The first slice, of eight elements, of a key on a server; pushes of its elements."""
 
     def __init__(self, updater: Updater, name: str, size: int = 3) -> None:
         entry = KeyEntry(hash(name) % 1000, 1, name, (size,), "float32", "sync", False, 0)
-        self.unit = Unit(entry, entry.slices(8, 1), 1)
+        self.unit = Unit(entry, entry.slices(8, 1)[:1], 1)
         self.name, self._updater = name, updater
 
     def push(self, extra: bytes, step: int, rank: int = 0) -> list[float]:
@@ -167,3 +168,22 @@ def test_momentum_that_is_set_after_the_start_is_refused_as_by_mxnet() -> None:
 def test_the_names_of_element_wise_optimizers_are_mxnets() -> None:
     registered = {kind.__name__ for kind in mx.optimizer.Optimizer.opt_registry.values()}
     assert registered >= optimizers.ELEMENTWISE
+
+
+def test_states_from_a_file_leave_counts_and_what_was_told() -> None:
+    def make() -> Any:
+        return mx.optimizer.Adam(learning_rate=0.5, wd=0.25)
+
+    optimizer, local = make(), make()
+    optimizer.lr_mult["a"] = local.lr_mult["a"] = 0.5
+    changes = Changes(optimizer)
+    updater, update = Updater(optimizers.dump(make()), ()), mx.optimizer.get_updater(local)
+    key, weight = Key(updater, "a", 20), mx.nd.zeros((8,))  # a slice of the key
+    moments = (np.full(20, 0.25, np.float32), np.full(20, 0.5, np.float32))
+    for step in range(1, 6):
+        if step == 4:
+            updater.set_states(pickle.dumps(({"a": moments}, None)))
+            update.states["a"] = tuple(mx.nd.array(moment[:8]) for moment in moments)
+        found = key.push(changes.since_last_push("a"), step)
+        update("a", mx.nd.ones((8,)), weight)
+        assert found == weight.asnumpy().tolist(), f"step {step}"

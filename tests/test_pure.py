@@ -15,6 +15,8 @@ PURE = """
     p3.forward_order p3.compression p3.rows p3.server p3.server.shard p3.server.sgd
     p3.server.unpickle p3.scheduler p3.scheduler.state p3.scheduler.placement p3.transport
     p3.transport.interface p3.transport.inproc p3.exchange p3.worker p3.control p3.node p3.testing
+    p3.mending p3.mending.names p3.mending.stores p3.mending.stale p3.mending.trainer
+    p3.mending.module
 """.split()
 MAY_NAME_MXNET = {
     "store.py",  # the store is one of MXNet's
@@ -29,6 +31,8 @@ MAY_NAME_MXNET = {
     "compat.py",  # prepares its import
     "_hook.py",  # waits for its import
     "naming.py",  # registers the stores with it
+    "mending/__init__.py",  # wraps its Trainer and Module
+    "mending/agreement.py",  # asks the other ranks through a store
     "launch/run.py",  # has it serve in a job of its own stores
     "testing.py",  # imports it in the workers it starts
 }

@@ -151,12 +151,18 @@ class Updater:
             self._updater.optimizer, self._base = self._optimizer, {}
         self._updater.states.clear()
         self._updater.states_synced.clear()
-        slots, self._slots = self._slots, {}
-        for unit in slots:
-            self._new_slot(unit)
+        for unit, slot in self._slots.items():
+            if optimizer is not None:
+                slot.told = {}  # that was about the old one
+            self._load(unit, slot)
 
     def _new_slot(self, unit: Unit) -> _Slot:
         slot = self._slots[unit] = _Slot(unit)
+        self._load(unit, slot)
+        return slot
+
+    def _load(self, unit: Unit, slot: _Slot) -> None:
+        """Give the unit its part of what the optimizer and its states say of the key."""
         key, counts = unit.entry.key, self._optimizer._index_update_count
         if key in counts:  # the optimizer has been used before
             counts[slot.index] = counts[key]
@@ -165,7 +171,7 @@ class Updater:
             part = cut(self._loaded[key], unit.entry.size, unit.start, stop, shape)
             self._updater.states[slot.index] = to_mxnet(part)
             self._updater.states_synced[slot.index] = True
-        return slot
+        slot.prepared = False
 
     def _listen(self, slot: _Slot, unit: Unit, push: Push) -> None:
         """Make the optimizer what ``push`` and the earlier ones of its rank say."""
