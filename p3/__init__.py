@@ -1,9 +1,10 @@
 """p3: a faster ``dist_sync`` for MXNet.  This is the map of the code, in the data's order.
 
     backward has made a gradient
-      -> store.py       push, pull, pushpull: one operation of MXNet's engine a key
+      -> store.py       push, pull, pushpull
            refused.py       calls that p3 answers otherwise, or not
            arguments.py     what a call was given;  sparse.py: row-sparse arrays
+      -> operations.py  a call becomes a request, and an operation of MXNet's engine
       -> engine.py      the engine starts it when the arrays are free, and waits for its end
            ndarray.py       an array's kind, identity and memory
       -> worker.py      the I/O thread: a key's requests one by one, its slices into the outbox

@@ -14,16 +14,15 @@ Called from the script's training thread; not thread-safe, as MXNet's own stores
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
-import numpy as np
 
-from p3 import arguments, compression, engine, ndarray, optimizers, sparse
+from p3 import arguments, compression, ndarray, optimizers, sparse
 from p3.compression import Compression
-from p3.errors import PeerError, UnknownKeyError, UsageError
+from p3.errors import UnknownKeyError, UsageError
 from p3.node import Node, enlist
+from p3.operations import Operations
 from p3.refused import NativeCalls
 from p3.server import unpickle
 from p3.states import RemoteUpdater
@@ -52,6 +51,7 @@ class P3KVStore(NativeCalls):
         worker = self._node.worker
         assert worker is not None
         self._worker: Worker = worker
+        self._operations = Operations(self._node, worker)
         self._space = self._node.new_space()
 
     def sibling(self) -> P3KVStore:
@@ -108,7 +108,9 @@ class P3KVStore(NativeCalls):
             # of asynchronous pushes several servers would make several orders
             self._node.declare(state, mode, whole or self._is_async)
             if self.rank == 0:
-                self._submit(Request(state, INIT), b"p3_init", source=arguments.on_cpu(array))
+                self._operations.submit(
+                    Request(state, INIT), b"p3_init", source=arguments.on_cpu(array)
+                )
 
     def replace(self, key: Any, value: Any) -> None:
         """Give ``key``, which is there already, rank 0's ``value``, whatever the others pass.
@@ -119,7 +121,7 @@ class P3KVStore(NativeCalls):
         for name, values in arguments.pairs(key, value):
             state = self._known(name, values)
             if self.rank == 0:
-                self._submit(
+                self._operations.submit(
                     Request(state, INIT, flags=REPLACE),
                     b"p3_replace",
                     source=arguments.on_cpu(values[0]),
@@ -139,9 +141,12 @@ class P3KVStore(NativeCalls):
         for name, values in arguments.pairs(key, value):
             state = self._known(name, values, sparse=True)
             if sparse.is_row_sparse(values[0]):
-                self._push_rows(state, values, priority)
+                request = Request(state, PUSH, priority, *self._begin_push(name), ROWS)
+                self._operations.push_rows(request, values)
             else:
-                self._submit(self._push_of(state, priority), b"p3_push", arguments.total(values))
+                self._operations.submit(
+                    self._push_of(state, priority), b"p3_push", arguments.total(values)
+                )
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -161,7 +166,7 @@ class P3KVStore(NativeCalls):
                     self.row_sparse_pull(name, outs, priority, mx.nd.arange(state.shape[0]))
                 continue
             target = arguments.target(state, outs)
-            self._submit(Request(state, PULL, priority), b"p3_pull", target=target)
+            self._operations.submit(Request(state, PULL, priority), b"p3_pull", target=target)
             arguments.spread(target, outs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -180,7 +185,7 @@ class P3KVStore(NativeCalls):
             self._known(name, outs, writing=True)
             source, target = arguments.total(values), arguments.target(state, outs)
             request = self._push_of(state, priority, WANT_VALUE)
-            self._submit(request, b"p3_pushpull", source, target)
+            self._operations.submit(request, b"p3_pushpull", source, target)
             arguments.spread(target, outs)
 
     def row_sparse_pull(
@@ -202,7 +207,7 @@ class P3KVStore(NativeCalls):
                 )
             for array, wanted in zip(outs, ids if len(ids) > 1 else ids * len(outs)):
                 rows = sparse.wanted(name, wanted, state.shape[0])
-                sparse.fill(array, rows, self._pull_rows(state, rows, priority))
+                sparse.fill(array, rows, self._operations.pull_rows(state, rows, priority))
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Compress the pushes of float32 keys from now on; see ``compression.py`` for types.
@@ -286,27 +291,6 @@ class P3KVStore(NativeCalls):
 
     _barrier = barrier
 
-    def _submit(
-        self, request: Request, name: bytes, source: Any = None, target: Any = None
-    ) -> None:
-        """Queue the request and enqueue its engine operation, which begins it."""
-        nbytes = request.key.nbytes
-
-        def start(operation: engine.Operation) -> None:
-            written = None if target is None else ndarray.memory(target, nbytes, writing=True)
-            read = None if source is None else ndarray.memory(source, nbytes)
-            self._worker.begin(request, operation.complete, read, written)
-
-        self._worker.enqueue(request)
-        engine.submit(
-            start,
-            lambda reason: self._skip(request, reason),
-            [] if source is None else [source],
-            [] if target is None else [target],
-            request.priority,
-            name,
-        )
-
     def _push_of(self, key: Key, priority: int, flags: int = 0) -> Request:
         """The request for the next push of all of ``key``."""
         if self._compression is not None:
@@ -317,44 +301,6 @@ class P3KVStore(NativeCalls):
             flags |= COMPRESSED
         step, extra = self._begin_push(key.name)
         return Request(key, PUSH, priority, step, extra, flags, compression=self._compression)
-
-    def _push_rows(self, key: Key, values: Sequence[Any], priority: int) -> None:
-        """Push row-sparse gradients; what is in them is seen on the background thread."""
-        array = sparse.private(list(values))
-        request = Request(key, PUSH, priority, *self._begin_push(key.name), ROWS)
-
-        def begin() -> None:
-            try:
-                request.rows, content = sparse.contents(array)
-            except mx.base.MXNetError as error:
-                self._skip(request, f"could not be computed: {error}")
-            else:
-                source = memoryview(content.reshape(-1)).cast("B") if content.size else None
-                self._worker.begin(request, lambda error: None, source)
-
-        self._worker.enqueue(request)
-        self._node.later(begin)
-
-    def _pull_rows(self, key: Key, rows: Any, priority: int) -> Any:
-        """The given rows of the key's value, as a NumPy array.  Blocks."""
-        values: Any = np.empty((len(rows), *key.shape[1:]), key.dtype)
-        done: Future[Optional[str]] = Future()
-        request = Request(key, PULL, priority, flags=ROWS, rows=rows)
-        self._worker.enqueue(request)
-        target = memoryview(values.reshape(-1)).cast("B") if values.size else None
-        self._worker.begin(request, done.set_result, target=target)
-        error = done.result()
-        if error is not None:
-            raise key.error or self._worker.error or PeerError(error)
-        return values
-
-    def _skip(self, request: Request, reason: str) -> None:
-        """The engine did not begin the request: no rank can count on its key any more."""
-        if request.op == PULL:  # of this rank's concern alone; whoever reads `out` is told
-            self._worker.begin(request, lambda error: None)
-            return
-        what = f"rank {self.rank}: the array given to key {request.key.name!r}: {reason}"
-        self._node.fail_key(request.key, what)
 
     def check_alive(self) -> None:
         """Raise if the job has failed or this process is not the store's."""

@@ -22,6 +22,7 @@ MAY_NAME_MXNET = {
     "store.py",  # the store is one of MXNet's
     "engine.py",  # joins its engine
     "arguments.py",  # checks and copies its arrays
+    "operations.py",  # knows its errors
     "refused.py",  # has what the store takes over from MXNet's
     "states.py",  # makes arrays of its updaters' states
     "sparse.py",  # takes its row-sparse arrays apart
