@@ -48,6 +48,8 @@ class Settings:
     observe_order: bool = True  #: P3_OBSERVE_ORDER: use the forward order that was observed
     start_timeout_s: float = 120.0  #: P3_START_TIMEOUT_S: to wait for all roles at the start
     heartbeat_timeout_s: float = 10.0  #: P3_HEARTBEAT_TIMEOUT_S: silence that means death
+    stall_report_s: float = 60.0  #: P3_STALL_REPORT_S: waiting that is reported; 0: never
+    round_timeout_s: float = 0.0  #: P3_ROUND_TIMEOUT_S: waiting that is an error; 0: never
     allow_optimizers: Tuple[str, ...] = ()  #: P3_ALLOW_OPTIMIZERS: modules of own optimizers
     replace_native: bool = False  #: P3_REPLACE_NATIVE: p3's stores under MXNet's names too
     launched: bool = False  #: P3_LAUNCHED: set by `p3 run`, native distributed stores refused
@@ -180,6 +182,8 @@ def _own(env: Mapping[str, str], root_host: str) -> Dict[str, Any]:
         "observe_order": _bool,
         "start_timeout_s": _float,
         "heartbeat_timeout_s": _float,
+        "stall_report_s": _float,
+        "round_timeout_s": _float,
         "launched": _bool,
         "replace_native": _bool,
         "allow_optimizers": _names,
@@ -290,6 +294,13 @@ def _check(settings: Settings) -> None:
             settings.heartbeat_timeout_s,
             settings.heartbeat_timeout_s > 0,
             "over 0",
+        ),
+        ("P3_STALL_REPORT_S", settings.stall_report_s, settings.stall_report_s >= 0, "0 or more"),
+        (
+            "P3_ROUND_TIMEOUT_S",
+            settings.round_timeout_s,
+            settings.round_timeout_s >= 0,
+            "0 or more",
         ),
         (
             "DMLC_WORKER_ID",

@@ -32,6 +32,7 @@ from p3.errors import InternalError, P3Error, PeerError, UsageError
 from p3.scheduler.answers import (
     Event,
     KeyFailed,
+    Left,
     Order,
     PeerFailed,
     Registration,
@@ -65,6 +66,7 @@ __all__ = [
     "Event",
     "KeyEntry",
     "KeyFailed",
+    "Left",
     "Order",
     "PeerFailed",
     "Registration",

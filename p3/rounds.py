@@ -60,7 +60,6 @@ class Rounds:
 
     def __init__(self, num_workers: int) -> None:
         self._queues: List[Deque[Push]] = [collections.deque() for _ in range(num_workers)]
-        self.done = 0  # rounds completed
 
     def add(self, push: Push) -> None:
         """Queue ``push`` behind the earlier ones of its rank."""
@@ -70,16 +69,23 @@ class Rounds:
         """One push of every rank, in rank order, if the next round is complete."""
         if not all(self._queues):
             return None
-        self.done += 1
         return [queue.popleft() for queue in self._queues]
 
     def any(self) -> Optional[List[Push]]:
         """The next single push of any rank, for keys without rounds."""
         for queue in self._queues:
             if queue:
-                self.done += 1
                 return [queue.popleft()]
         return None
+
+    def pushes(self) -> List[Push]:
+        """All pushes that wait."""
+        return [push for queue in self._queues for push in queue]
+
+    def clear(self) -> None:
+        """Forget the pushes that wait."""
+        for queue in self._queues:
+            queue.clear()
 
     def awaited(self) -> List[int]:
         """The ranks whose push the next round still lacks, if some rank's is there."""

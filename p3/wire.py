@@ -31,7 +31,7 @@ VERSION = 1
 INLINE_BYTES = 16_384
 
 INIT, PUSH, PULL = 1, 2, 3  #: worker to server
-VALUE, DONE, ERROR = 4, 5, 6  #: server to worker; ERROR's payload is a text in UTF-8
+VALUE, DONE, ERROR, STALL = 4, 5, 6, 7  #: server to worker; the last two with a text in UTF-8
 
 WANT_VALUE = 1  #: flag of PUSH: answer with the updated value, not only DONE
 REPLACE = 2  #: flag of INIT: also if the slice has a value already

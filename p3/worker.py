@@ -18,6 +18,7 @@ should have written is spoilt: it could be a mixture of two rounds.
 from __future__ import annotations
 
 import collections
+import logging
 import math
 import threading
 import time
@@ -33,7 +34,9 @@ from p3.forward_order import ForwardOrder
 from p3.rounds import Array
 from p3.slicing import KeyEntry, Slice
 from p3.transport import Channel
-from p3.wire import ERROR, INIT, PULL, PUSH, VALUE, Item, Record
+from p3.wire import ERROR, INIT, PULL, PUSH, STALL, VALUE, Item, Record
+
+_log = logging.getLogger("p3")
 
 
 class Key:
@@ -290,6 +293,9 @@ class Worker:
         if record.op == ERROR:
             text = bytes(item.payload).decode(errors="replace")
             self._fail_key(key, PeerError(text, "server", int(peer.split(b":")[1])))
+            return
+        if record.op == STALL:
+            _log.warning("still waiting: %s", bytes(item.payload).decode(errors="replace"))
             return
         if record.op == VALUE and request.target is not None:
             start, stop = request.span(key.slices[record.slice])

@@ -102,7 +102,6 @@ def test_who_is_awaited_is_known_once_somebody_came():
     rounds.add(push(2, 1.0))
     assert rounds.next() is not None
     assert rounds.awaited() == []
-    assert rounds.done == 1
 
 
 def test_without_rounds_every_push_counts_alone():

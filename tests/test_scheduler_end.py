@@ -8,7 +8,7 @@ from p3.scheduler.liveness import Liveness
 
 def test_goodbyes_stop_the_servers_and_end_the_job():
     job = Job().begin()
-    assert job.send("w0", "goodbye") == [("w0", "bye")]
+    assert job.send("w0", "goodbye") == [("w0", "bye"), ("s0", "left"), ("s1", "left")]
     job.tick(30, alive=["w1", "s0", "s1"])  # who said goodbye is not watched
     assert job.state.exit_code is None
     assert job.send("w1", "goodbye") == [("w1", "bye"), ("s0", "stop"), ("s1", "stop")]

@@ -98,11 +98,18 @@ class Order:
 
 
 @dataclasses.dataclass(frozen=True)
+class Left:
+    """A worker has said goodbye: told to servers."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Stop:
     """All workers are done: a server shall finish and say goodbye."""
 
 
-Event = Union[PeerFailed, KeyFailed, Order, Stop]
+Event = Union[PeerFailed, KeyFailed, Order, Left, Stop]
 
 
 def read_welcome(body: Body) -> Welcome:
@@ -142,6 +149,8 @@ def read_event(body: Body) -> Event:
         return KeyFailed(get_key(body, "space"), get_key(body, "key"), get_str(body, "reason"))
     if kind == "order":
         return Order(get_key(body, "space"), tuple(get_keys(body, "keys")))
+    if kind == "left":
+        return Left(get_int(body, "rank"))
     if kind == "stop":
         return Stop()
     raise Malformed(f"kind={kind!r}: unknown")

@@ -231,13 +231,15 @@ class SchedulerState:
             return bye + self._member_failed(member, "it left before the workers were done")
         member.gone = True
         if member.role == WORKER:
-            return bye + self._requests.worker_left(member) + self._stop_servers()
+            return bye + self._requests.worker_left(member) + self._tell_servers_of(member)
         self._end_if_servers_gone()
         return bye
 
-    def _stop_servers(self) -> List[Send]:
+    def _tell_servers_of(self, leaver: Member) -> List[Send]:
+        """A worker has left; with the last one the servers are to stop."""
         if not all(worker.gone for worker in self._roster.workers):
-            return []
+            left = {"kind": "left", "rank": leaver.rank}
+            return [Send(server.peer, left) for server in self._roster.servers]
         self._phase = Phase.STOPPING
         self._stopping_since = self._now
         return [Send(server.peer, {"kind": "stop"}) for server in self._roster.servers]

@@ -8,16 +8,18 @@ loop has carried it out, so an acknowledged key or optimizer is really there.
 from __future__ import annotations
 
 import collections
+import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from p3 import __version__
 from p3.config import Settings
-from p3.control import ControlClient, PeerFailed, Registration, Stop
+from p3.control import ControlClient, Event, Left, PeerFailed, Registration, Stop
 from p3.errors import P3Error, UsageError
 from p3.exchange import Exchange
 from p3.rounds import Push
-from p3.server.shard import Shard, Unit, assign
+from p3.server.shard import Reply, Shard, Unit, assign
 from p3.server.updater import Updater
+from p3.server.waiting import Waiting
 from p3.slicing import KeyEntry
 from p3.transport import Channel, Port
 
@@ -38,7 +40,12 @@ class ServerLoop:
         self._stopped = False
         self._updaters: Dict[int, Updater] = {}  # by space
         self._shard = Shard(
-            rank, settings.num_workers, settings.num_servers, settings.slice_elems, self._apply
+            rank,
+            settings.num_workers,
+            settings.num_servers,
+            settings.slice_elems,
+            self._apply,
+            Waiting(settings.stall_report_s, settings.round_timeout_s),
         )
 
     def accept(self, workers: List[Tuple[int, bytes]]) -> None:
@@ -49,6 +56,7 @@ class ServerLoop:
     def run(self) -> None:
         """Serve until ``stop`` or ``fail``.  Blocks."""
         while not self._stopped:
+            self._reply(self._shard.tick(time.monotonic()))
             for peer, items in self._exchange.receive(1.0):
                 rank = int(peer.split(b":")[1])
                 for item in items:
@@ -57,8 +65,7 @@ class ServerLoop:
                     except ValueError as error:
                         self._exchange.reject(peer, error)
                         continue
-                    for reply in replies:
-                        self._exchange.put(b"worker:%d" % reply.rank, reply.item)
+                    self._reply(replies)
                 self._exchange.pump()
             while self._inbox:
                 self._inbox.popleft()()
@@ -66,6 +73,16 @@ class ServerLoop:
     def command(self, name: str, body: Dict[str, Any], blob: bytes, answer: Answer) -> None:
         """Carry out what the scheduler passes on, in the loop's thread, then ``answer``."""
         self._do(lambda: self._command(name, body, blob, answer))
+
+    def hear(self, event: Event) -> None:
+        """Act on what the scheduler tells: a worker has left, the job has ended or failed."""
+        if isinstance(event, Left):
+            rank = event.rank
+            self._do(lambda: self._reply(self._shard.leave(rank)))
+        elif isinstance(event, Stop):
+            self.stop()
+        elif isinstance(event, PeerFailed):
+            self.fail(event.error())
 
     def stop(self) -> None:
         """End ``run``; nothing is owed to anybody."""
@@ -76,6 +93,10 @@ class ServerLoop:
         """End ``run`` because the job has failed."""
         self.error = self.error or error
         self.stop()
+
+    def _reply(self, replies: List[Reply]) -> None:
+        for reply in replies:
+            self._exchange.put(b"worker:%d" % reply.rank, reply.item)
 
     def _do(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
@@ -142,10 +163,8 @@ def serve_on(settings: Settings, control: Port, data: Port, scheduler: str, host
     loop: List[ServerLoop] = []
 
     def on_event(event: Any) -> None:
-        if loop and isinstance(event, Stop):
-            loop[0].stop()
-        elif loop and isinstance(event, PeerFailed):
-            loop[0].fail(event.error())
+        if loop:
+            loop[0].hear(event)
 
     def on_command(req: int, name: str, body: Dict[str, Any], blob: bytes, rank: int) -> None:
         loop[0].command(name, body, blob, lambda b, error: client.reply(req, {}, b, error))

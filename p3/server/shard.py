@@ -22,6 +22,7 @@ import numpy as np
 
 from p3 import compression, rows
 from p3.rounds import Array, Gathering, Part, Push, Rounds, total
+from p3.server.waiting import Waiting
 from p3.slicing import KeyEntry, Slice
 from p3.wire import (
     COMPRESSED,
@@ -32,6 +33,7 @@ from p3.wire import (
     PUSH,
     REPLACE,
     ROWS,
+    STALL,
     VALUE,
     WANT_VALUE,
     Item,
@@ -68,6 +70,23 @@ class Unit:
         first = next(iter(self.slices))
         return f"key {self.entry.key!r}" + ("" if self.whole else f" slice {first}")
 
+    def awaited(self) -> List[int]:
+        """The ranks that keep others waiting: for their push, or for the first value."""
+        if self.missing:
+            return [0] if self.waiting or self.rounds.awaited() else []
+        return self.rounds.awaited() if self.entry.mode == "sync" else []
+
+    def waits_for(self) -> str:
+        """What is waited for, for messages."""
+        if self.missing:
+            return f"{self.name}: its first value"
+        return f"{self.name}: round {max(record.round for _, record in self.open())}"
+
+    def open(self) -> List[Tuple[int, Record]]:
+        """``(rank, record)`` of all that are not answered."""
+        pulls = [(rank, item.record) for rank, item in self.waiting]
+        return pulls + [(p.rank, record) for p in self.rounds.pushes() for record in p.records]
+
     def part(self, index: int) -> Array:
         """The view of ``value`` that slice ``index`` is."""
         place = self.slices[index]
@@ -86,12 +105,19 @@ class Shard:
     """The units of one server."""
 
     def __init__(
-        self, rank: int, num_workers: int, num_servers: int, slice_elems: int, apply: Apply
+        self,
+        rank: int,
+        num_workers: int,
+        num_servers: int,
+        slice_elems: int,
+        apply: Apply,
+        waiting: Optional[Waiting[Unit]] = None,
     ) -> None:
         self._rank, self._num_workers, self._num_servers = rank, num_workers, num_servers
         self._slice_elems, self._apply = slice_elems, apply
         self.entries: Dict[int, KeyEntry] = {}
         self._units: Dict[Tuple[int, int], Unit] = {}
+        self._waiting: Waiting[Unit] = waiting or Waiting(0, 0)
 
     def add_key(self, entry: KeyEntry) -> None:
         """Learn a key; must come before its first record.  Repeats are ignored."""
@@ -138,7 +164,7 @@ class Shard:
         del unit.pulls[rank]
         if unit.missing:
             unit.waiting += [(rank, each) for each in items]
-            return []
+            return self._wait(unit)
         return [Reply(rank, _pulled(unit, each)) for each in items]
 
     def _init(self, unit: Unit, rank: int, item: Item) -> List[Reply]:
@@ -156,6 +182,7 @@ class Shard:
             if not unit.missing:
                 replies += [Reply(puller, _pulled(unit, pull)) for puller, pull in unit.waiting]
                 unit.waiting.clear()
+                self._waiting.restart(unit)
                 replies += self._complete(unit)
         return replies
 
@@ -168,6 +195,39 @@ class Shard:
         unit.rounds.add(push)
         return self._complete(unit)
 
+    def leave(self, rank: int) -> List[Reply]:
+        """``rank`` has said goodbye: what waits for it fails."""
+        return [reply for unit in self._waiting.leave(rank) for reply in self._wait(unit)]
+
+    def tick(self, now: float) -> List[Reply]:
+        """Let time pass; tell those who have waited long.  To be called often."""
+        replies: List[Reply] = []
+        for unit, waited_s, over in self._waiting.late(now):
+            ranks = ", ".join(map(str, unit.awaited()))
+            what = f"{unit.waits_for()} has waited {waited_s:.0f} s for rank {ranks}"
+            if over:
+                replies += self._give_up(unit, f"{what} (P3_ROUND_TIMEOUT_S)")
+            else:
+                replies += [_text(STALL, what, rank, record) for rank, record in unit.open()]
+        return replies
+
+    def _wait(self, unit: Unit) -> List[Reply]:
+        """Note whom the unit waits for; if one of them has gone, it waits in vain."""
+        awaited = unit.awaited()
+        self._waiting.note(unit, awaited)
+        gone = self._waiting.gone(awaited)
+        if gone is None:
+            return []
+        return self._give_up(unit, f"{unit.waits_for()} waits for rank {gone}, which has ended")
+
+    def _give_up(self, unit: Unit, reason: str) -> List[Reply]:
+        unit.error = reason
+        self._waiting.restart(unit)
+        replies = [_error(unit, rank, record) for rank, record in unit.open()]
+        unit.rounds.clear()
+        unit.waiting.clear()
+        return replies
+
     def _complete(self, unit: Unit) -> List[Reply]:
         """Apply every round that is complete."""
         replies: List[Reply] = []
@@ -175,8 +235,9 @@ class Shard:
             pushes = unit.rounds.next() if unit.entry.mode == "sync" else unit.rounds.any()
             if pushes is None:
                 break
+            self._waiting.restart(unit)
             replies += self._update(unit, pushes)
-        return replies
+        return replies + (self._wait(unit) if unit.error is None else [])
 
     def _update(self, unit: Unit, pushes: List[Push]) -> List[Reply]:
         """Apply one round and answer its pushes in rank order."""
@@ -251,5 +312,8 @@ def _done(record: Record) -> Item:
 
 
 def _error(unit: Unit, rank: int, record: Record) -> Reply:
-    text = (unit.error or "").encode()
-    return Reply(rank, Item(record._replace(op=ERROR, flags=0), b"", text))
+    return _text(ERROR, unit.error or "", rank, record)
+
+
+def _text(op: int, text: str, rank: int, record: Record) -> Reply:
+    return Reply(rank, Item(record._replace(op=op, flags=0), b"", text.encode()))
