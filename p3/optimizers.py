@@ -124,7 +124,7 @@ class Changes:
 
     def __init__(self, optimizer: Any, seed: Optional[int] = None) -> None:
         """``seed``: for the random numbers of an optimizer that draws some."""
-        _prepare_trainer(optimizer)
+        _refuse_loss_scaling(optimizer)
         self._optimizer = optimizer
         self._known = dict(vars(optimizer))  # the attributes at the last look
         self._values = tuple(self._known.values())
@@ -142,7 +142,7 @@ class Changes:
         if optimizer is self._optimizer:
             return
         refuse_another(optimizer, self._optimizer)
-        _prepare_trainer(optimizer)
+        _refuse_loss_scaling(optimizer)
         self._optimizer = optimizer
         self._known.update((n, v) for n, v in vars(optimizer).items() if not _plain(v))
 
@@ -177,7 +177,7 @@ class Changes:
 
     def _look(self) -> None:
         """Find what the script changed on its optimizer."""
-        _prepare_trainer(self._optimizer)
+        _refuse_loss_scaling(self._optimizer)
         attributes, changed = dict(vars(self._optimizer)), {}
         for name, value in attributes.items():
             known = self._known.get(name, _MISSING)
@@ -305,23 +305,17 @@ def _equal(one: _Seen, other: _Seen) -> bool:
     return one[0] is other[0] and one[1] == other[1]
 
 
-def _prepare_trainer(optimizer: Any) -> None:
-    """Tell the Trainer that owns ``optimizer``, if one does, what it may do with this store.
+def _refuse_loss_scaling(optimizer: Any) -> None:
+    """Raise ``UsageError`` if the Trainer that owns ``optimizer`` scales its loss dynamically.
 
-    It refuses a changed batch size for stores that are distributed, as MXNet's own servers
-    would not hear of the new ``rescale_grad``; ours do.  It must not scale the loss
-    dynamically: it would look for an overflow after the update, and on one rank alone.
+    It would look for an overflow after the update, and in this rank's gradients alone.
     """
-    trainer = _trainer(optimizer)
-    if trainer is None:
-        return
-    if getattr(trainer, "_amp_loss_scaler", None) is not None:
+    if getattr(_trainer(optimizer), "_amp_loss_scaler", None) is not None:
         raise UsageError(
             "AMP's dynamic loss scaling (amp.init_trainer) skips a step whose gradients overflow,"
             " but with the optimizer on the servers that step has happened when it looks. Make the"
             " Trainer with update_on_kvstore=False"
         )
-    trainer._distributed = False
 
 
 def _trainer(optimizer: Any) -> Any:

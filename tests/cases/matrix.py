@@ -14,6 +14,7 @@ import numpy as np
 STORE = "dist_sync_p3"
 ENVIRONMENT = {"P3_SLICE_ELEMS": "5", "OMP_NUM_THREADS": "1"}
 STEPS = 5
+RANDOM = "sgld"  # what it draws can be compared by its statistics alone
 #: (workers, servers)
 TOPOLOGIES = [(1, 1), (1, 3), (2, 1), (2, 3)]
 #: index -> (name, shape): as Trainer and Module number and name them
