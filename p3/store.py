@@ -345,7 +345,7 @@ class P3KVStore(NativeCalls):
                 f"push of key {name!r}: a store of type {self._type!r} updates on its servers and"
                 " has no optimizer: call set_optimizer first (Trainer: update_on_kvstore=True)"
             )
+        extra = b"" if self._updater is None else self._updater.changes.since_last_push(name)
         count = self._pushes[name] = self._pushes.get(name, 0) + 1
         self._step = max(self._step, count)
-        updater = self._updater
-        return self._step, b"" if updater is None else updater.changes.since_last_push(name)
+        return self._step, extra
