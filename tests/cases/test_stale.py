@@ -69,23 +69,25 @@ def train_half(kvstore, *args):
 
 
 @pytest.mark.parametrize(
-    ("how", "optimizer", "update_on_kvstore", "grad_req"),
+    ("job", "how", "optimizer", "update_on_kvstore", "grad_req"),
     [
-        ("step", SGD, None, "write"),
-        ("step", ADAM, None, "write"),
-        ("step", SGD, None, "add"),
-        ("step", SGD, False, "write"),
-        ("step", ADAM, False, "write"),
-        ("update", SGD, False, "write"),
-        ("update", ADAM, False, "add"),
+        ("pair", "step", SGD, None, "write"),
+        ("pair", "step", ADAM, None, "write"),
+        ("pair", "step", SGD, None, "add"),
+        ("pair", "step", SGD, False, "write"),
+        ("pair", "step", ADAM, False, "write"),
+        ("pair", "update", SGD, False, "write"),
+        ("pair", "update", ADAM, False, "add"),
+        ("naive", "step", SGD, None, "write"),
+        ("naive", "update", SGD, False, "write"),
     ],
 )
 def test_a_branch_is_updated_where_some_rank_has_used_it(
-    pair, how, optimizer, update_on_kvstore, grad_req
+    job, how, optimizer, update_on_kvstore, grad_req, request
 ):
     args = (how, optimizer, update_on_kvstore, grad_req)
     expected = train(None, range(ROWS), *args)
-    for result in pair.run(train_half, STORE, *args):
+    for result in request.getfixturevalue(job).run(train_half, STORE, *args):
         for got, right in zip(result, expected):
             np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
 
@@ -149,3 +151,39 @@ def forget_a_branch():
 
 def test_without_it_an_unused_branch_is_an_error_as_in_one_process(pair):
     pair.run(forget_a_branch)
+
+
+def train_rows(kvstore, stype):
+    """Two embeddings with row-sparse gradients, the second used at two of four steps."""
+    both = [
+        gluon.Parameter("first", shape=(6, 3), stype=stype, grad_stype="row_sparse"),
+        gluon.Parameter("second", shape=(6, 3), grad_stype="row_sparse"),
+    ]
+
+    def weight(param):
+        sparse = param._stype == "row_sparse"
+        return param.row_sparse_data(mx.nd.arange(6, dtype="int64")) if sparse else param.data()
+
+    for param in both:
+        param.initialize(mx.init.One())
+    trainer = gluon.Trainer(both, *SGD, kvstore=kvstore)
+    seen = []
+    for step in range(4):
+        if step == 2:
+            both[0].set_data(mx.nd.full((6, 3), 7).tostype(stype))
+        ids = mx.nd.array([step, step + 1])
+        with autograd.record():
+            loss = mx.nd.Embedding(ids, weight(both[0]), 6, 3, sparse_grad=True).sum()
+            if step % 2:
+                loss = loss + mx.nd.Embedding(ids, weight(both[1]), 6, 3, sparse_grad=True).sum()
+        loss.backward()
+        trainer.step(1, ignore_stale_grad=True)
+        seen += [weight(param).asnumpy() for param in both]
+    return seen
+
+
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_row_sparse_gradients_and_weights(single, stype):
+    (result,) = single.run(train_rows, STORE, stype)
+    for got, right in zip(result, train_rows(None, "default")):
+        np.testing.assert_array_equal(got, right)
