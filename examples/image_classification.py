@@ -172,6 +172,7 @@ class Training:
                     self.checkpoint.save(epoch, self.net, self.trainer)
             if self.steps == self.args.max_batches:
                 break
+        mx.nd.waitall()  # MXNet's own stores lose what is under way when a script ends
         return trained, tested
 
     def epoch(self, epoch: int) -> Figures:

@@ -190,6 +190,12 @@ def test_workers_end_with_the_weights_of_one_process(tmp_path, flags):
     assert np.isfinite([results["loss"], results["test_loss"]]).all()
 
 
+def test_native_workers_end_although_they_write_nothing():
+    """A native store loses a last push that is under way when its worker ends."""
+    flags = ["--kvstore", "dist_sync", "--max-batches", 2]
+    launch("--native", IMAGE_CLASSIFICATION, *TINY, *flags)
+
+
 @pytest.mark.parametrize("script", ["module_fit.py", "custom_trainer.py"])
 def test_small_examples_run_under_the_launcher(script):
     output = launch(EXAMPLES / script, "--kvstore", "dist_sync_p3", "--epochs", 2)
