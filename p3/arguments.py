@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -15,12 +15,18 @@ _DTYPES = frozenset("float16 float32 float64 int8 uint8 int32 int64".split())
 
 
 def pairs(key: Any, value: Any) -> Iterator[Tuple[Any, List[Any]]]:
-    """``(key, arrays)`` of a call: one key or a list of them, each with its devices' arrays."""
+    """``(key, arrays)`` of a call: one key or a list of them, each with its devices' arrays.
+
+    A key that is in the list several times comes once, with the arrays of all places.
+    """
     if isinstance(key, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(value) != len(key):
             raise UsageError(f"{len(key)} keys need a list of {len(key)} values")
+        grouped: Dict[Any, List[Any]] = {}
         for one, values in zip(key, value):
-            yield from pairs(one, values)
+            for name, arrays in pairs(one, values):
+                grouped.setdefault(name, []).extend(arrays)
+        yield from grouped.items()
         return
     if isinstance(key, np.integer):
         key = int(key)

@@ -8,11 +8,15 @@ of p3's own is named ``P3_*``.  Units are in the names: ``_s`` seconds, ``_bytes
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import ipaddress
+import logging
 import os
 from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional, Tuple
 
 from p3.errors import UsageError
+
+_log = logging.getLogger("p3")
 
 WORKER, SERVER, SCHEDULER, EMBEDDED = "worker", "server", "scheduler", "embedded"
 
@@ -66,6 +70,7 @@ class Settings:
         job that is not on loopback alone has no secret.
         """
         env = os.environ if env is None else env
+        _warn_of_unknown(env)
         role = env.get("DMLC_ROLE", "").strip().lower()
         if not role:
             _refuse_lonely(env)
@@ -197,6 +202,17 @@ def _own(env: Mapping[str, str], root_host: str) -> Dict[str, Any]:
         values.setdefault("slice_elems", _LOOPBACK_SLICE_ELEMS)
     values["secret"] = _secret(env)
     return values
+
+
+def _warn_of_unknown(env: Mapping[str, str]) -> None:
+    """Log the variables that look like settings of p3's and are none."""
+    known = ["P3_" + field.name.upper() for field in dataclasses.fields(Settings)]
+    known += ["P3_SECRET_FILE", "P3_REPORT_FD"]
+    for name in env:
+        if name.startswith("P3_") and not name.startswith("P3_TEST_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            _log.warning("%s is no setting of p3's, so it changes nothing%s", name, hint)
 
 
 def _secret(env: Mapping[str, str]) -> Optional[bytes]:

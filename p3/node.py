@@ -163,6 +163,8 @@ class Node:
             self.control.fail(reason or f"the script ended with exit code {code}")
         if self.worker is not None:
             self.worker.stop(1.0)
+        if code != 0:
+            self._forget_errors()
         for thread in self._threads:
             thread.join(_GOODBYE_S)
         self.control.close()
@@ -182,6 +184,13 @@ class Node:
             return 0, None
         print(f"p3: {error}", file=sys.stderr)
         return 1, str(error)
+
+    def _forget_errors(self) -> None:
+        """Read what MXNet would raise once more when it is unloaded, under the true reason."""
+        mxnet = sys.modules.get("mxnet")
+        if self.worker is not None and mxnet is not None:
+            with contextlib.suppress(mxnet.MXNetError):
+                mxnet.nd.waitall()
 
     def _joined(self) -> Welcome:
         if self.welcome is None:

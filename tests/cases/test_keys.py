@@ -63,6 +63,28 @@ def test_lists_of_lists_are_a_list_of_devices_for_each_key(pair):
             assert row == [[4.0 * (place + 1)] * SIZE] * 2
 
 
+def a_key_twice():
+    kv = mx.kv.create(STORE)
+    kv.init(["d", "e"], [mx.nd.zeros((SIZE,))] * 2)
+    ones = mx.nd.ones((SIZE,))
+    outs = [mx.nd.zeros((SIZE,)) for _ in range(3)]
+    kv.push(["d", "e", "d"], [ones, 5 * ones, 10 * ones])
+    kv.pull(["d", "e", "d"], out=outs)
+    return [float(out.asnumpy()[0]) for out in outs]
+
+
+def test_a_key_that_is_twice_in_a_list_gets_the_sum(pair):
+    """As MXNet's local stores do it."""
+    kv = mx.kv.create("local")
+    kv.init("d", mx.nd.zeros((SIZE,)))
+    kv.push(["d", "d"], [mx.nd.ones((SIZE,)), mx.nd.ones((SIZE,)) * 10])
+    out = mx.nd.zeros((SIZE,))
+    kv.pull("d", out=out)
+    expected = 2 * float(out.asnumpy()[0])
+    for outs in pair.run(a_key_twice):
+        assert outs == [expected, 10, expected]
+
+
 def bad_keys():
     kv = mx.kv.create(STORE)
     value = mx.nd.zeros((SIZE,))
