@@ -7,7 +7,7 @@ import pytest
 from control_job import DEADLINE_S, LOCAL, Node, wait_missing
 
 from p3.config import SCHEDULER, SERVER, WORKER, Settings
-from p3.control import Order, PeerFailed, Stop
+from p3.control import Left, Order, PeerFailed, Stop
 from p3.errors import PeerError, UsageError
 from p3.scheduler.process import StopFlag, serve_on
 from p3.transport import Channel
@@ -55,6 +55,7 @@ def test_a_job_from_registration_to_the_end(new_job):
         node.client.goodbye(DEADLINE_S)
         node.client.close()
     for node in job.servers:
+        assert node.event(Left) == Left(0)
         node.event(Stop)
         node.client.goodbye(DEADLINE_S)
         node.client.close()
