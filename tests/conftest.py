@@ -25,6 +25,12 @@ DEADLINE_S = 60  # of every call; twice what a busy machine of two cores needs
 TOY = {"P3_SLICE_ELEMS": "8", "OMP_NUM_THREADS": "1"}
 
 
+def pytest_configure():
+    """In the background a shell has its jobs ignore Ctrl-C, and so would all that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def clusters():
     """``clusters(workers, servers, **env)``: a running cluster."""
