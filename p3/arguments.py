@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -38,6 +38,26 @@ def pairs(key: Any, value: Any) -> Iterator[Tuple[Any, List[Any]]]:
     yield key, arrays
 
 
+def overwritten(
+    both: Sequence[Tuple[Tuple[Any, Sequence[Any]], Tuple[Any, Sequence[Any]]]],
+) -> bool:
+    """Whether a key's outs are memory that a later key's values are read from.
+
+    ``both``: ``(key, values), (key, outs)`` for every key of a call, in order.
+    """
+    written: Set[int] = set()
+    for (_, values), (_, outs) in both:
+        if not written.isdisjoint(_chunks(values)):
+            return True
+        written.update(_chunks(outs))
+    return False
+
+
+def _chunks(arrays: Sequence[Any]) -> List[int]:
+    """The memory of those ``arrays`` that are arrays."""
+    return [ndarray.chunk(array) for array in arrays if isinstance(array, mx.nd.NDArray)]
+
+
 def check_array(name: Any, array: Any, sparse: bool = False) -> None:
     """Raise unless p3 can store ``array``; ``sparse``: whether it may be row-sparse."""
     if not isinstance(array, mx.nd.NDArray):
@@ -61,7 +81,8 @@ def total(values: Sequence[Any]) -> Any:
     if len(arrays) == 1:
         return arrays[0]
     context = arrays[0].context
-    return mx.nd.add_n(*[a.as_in_context(context).as_nd_ndarray() for a in arrays])
+    with mx.autograd.pause():
+        return mx.nd.add_n(*[a.as_in_context(context).as_nd_ndarray() for a in arrays])
 
 
 def target(key: Key, outs: Sequence[Any]) -> Any:
@@ -75,7 +96,8 @@ def target(key: Key, outs: Sequence[Any]) -> Any:
 
 
 def spread(target: Any, outs: Sequence[Any]) -> None:
-    """Copy the result to the other devices' arrays."""
+    """Copy the result to the other devices' arrays, also inside ``autograd.record()``."""
     for array in outs:
         if array is not target:
-            target.copyto(array)
+            with mx.autograd.pause():  # MXNet records no copy into a parameter
+                target.copyto(array)

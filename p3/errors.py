@@ -4,17 +4,26 @@
 ``PeerError``    a peer's: another process of the job failed, vanished or disagreed.
 ``InternalError``  ours: p3 contradicted itself; please report it.
 
-All are ``P3Error``.  ``UsageError`` is a ``ValueError`` too, because that is what
-MXNet's own stores raise for the same mistakes.
+All are ``P3Error``.  ``UsageError`` is a ``ValueError`` too.  Once MXNet is loaded all are its
+``MXNetError`` as well, which is what scripts written for its own stores catch.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Type
 
 
-class P3Error(Exception):
+class _WithoutMXNet(RuntimeError):
+    """In the place of ``MXNetError``, itself a ``RuntimeError``, until that is there."""
+
+
+class P3Error(_WithoutMXNet):
     """Base of every error that p3 raises on purpose."""
+
+
+def count_as(mxnet_error: Type[RuntimeError]) -> None:
+    """From now on every ``P3Error`` is an ``mxnet_error``.  Idempotent."""
+    P3Error.__bases__ = (mxnet_error,)
 
 
 class UsageError(P3Error, ValueError):

@@ -15,7 +15,7 @@ import difflib
 import functools
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
-from p3 import config, mending
+from p3 import config, errors, mending
 from p3.errors import UsageError
 from p3.mending import wrap
 
@@ -31,15 +31,16 @@ STORES: Dict[str, str] = {
     "dist_p3": "dist_sync_p3",
 }
 
-#: native stores that p3's take the place of where that is asked for (P3_REPLACE_NATIVE)
+#: native stores that p3's take the place of where that is asked for (P3_REPLACE_NATIVE), and
+#: their ``type``: the name, as scripts compare it; but Module does not take ``dist`` for ``_sync``
 REPLACED: Dict[str, str] = {
-    "dist": "dist_sync_p3",
-    "dist_sync": "dist_sync_p3",
-    "dist_device_sync": "dist_device_sync_p3",
-    "dist_sync_device": "dist_device_sync_p3",
-    "dist_async": "dist_async_p3",
-    "dist_device_async": "dist_async_p3",
-    "dist_async_device": "dist_async_p3",
+    "dist": "dist_sync",
+    "dist_sync": "dist_sync",
+    "dist_device_sync": "dist_device_sync",
+    "dist_sync_device": "dist_sync_device",
+    "dist_async": "dist_async",
+    "dist_device_async": "dist_device_async",
+    "dist_async_device": "dist_async_device",
 }
 
 #: MXNet's own, as its documentation and examples write them, for suggestions
@@ -60,6 +61,7 @@ def register() -> None:
     stores = {**STORES, **REPLACED} if config.replacing_native() else STORES
     for name, kind in stores.items():
         registry[name] = functools.partial(_create, name, kind)
+    errors.count_as(mxnet.base.MXNetError)
     wrap(mxnet.kvstore, "create", _checked_create)
     wrap(mxnet.model, "_create_kvstore", _checked_create_kvstore)
     mending.install()
@@ -82,7 +84,7 @@ def check(name: str) -> None:
         raise UsageError(
             f"kvstore {name!r} is MXNet's own distributed store, but this process was started by"
             " p3's launcher, which runs p3's servers and not MXNet's."
-            f" Use {REPLACED.get(name, 'dist_sync_p3')!r}, or start the job with `--replace`"
+            f" Use {_instead_of(name)!r}, or start the job with `--replace`"
             " (P3_REPLACE_NATIVE=1), which has p3 take the name over, or with"
             " `p3 launch --native`, for MXNet's own."
         )
@@ -99,6 +101,13 @@ def _create(name: str, kind: str) -> P3KVStore:
 def _is_native(name: str) -> bool:
     words = name.split("_")
     return all(word in _WORDS for word in words) and any(word in _KINDS for word in words)
+
+
+def _instead_of(name: str) -> str:
+    """The store of p3's that does what the native ``name`` says."""
+    if "async" in name:
+        return "dist_async_p3"
+    return "dist_device_sync_p3" if "device" in name else "dist_sync_p3"
 
 
 def _registered() -> List[str]:

@@ -116,17 +116,22 @@ class RemoteUpdater:
 
         Blocks until they have come.  Every rank may call it, or one.
         """
+        states = self.states
+        return pickle.dumps((states, self.changes.as_applied()) if dump_optimizer else states)
+
+    @property
+    def states(self) -> Dict[Any, State]:
+        """A copy of all states after this rank's latest push, by key.  Blocks until it is here."""
         self._settle()
         pieces: Dict[Any, List[Piece]] = {}
         for blob in self._ask("get_states", b""):
             for fields in unpickle.loads(blob):
                 piece = Piece(*fields)
                 pieces.setdefault(piece.key, []).append(piece)
-        states = {
+        return {
             key: to_mxnet(join(sorted(found, key=lambda piece: piece.start)))
             for key, found in pieces.items()
         }
-        return pickle.dumps((states, self.changes.as_applied()) if dump_optimizer else states)
 
     def set_states(self, states: bytes) -> None:
         """Have the servers go on from what ``get_states``, here or in local training, gave.

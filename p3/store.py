@@ -116,16 +116,23 @@ class P3KVStore(NativeCalls):
         """Give ``key``, which is there already, rank 0's ``value``, whatever the others pass.
 
         Returns at once.  Every rank must call it, between the same two pushes of the key: it
-        takes part in the order of the key's calls.  The optimizer's states stay.
+        takes part in the order of the key's calls.  The optimizer's states stay.  With a
+        row-sparse ``value`` it blocks until every rank has called it: other ranks' next forward
+        pass reads rows of the servers' value, not of their own.
         """
         for name, values in arguments.pairs(key, value):
-            state = self._known(name, values)
+            state, array = self._known(name, values, sparse=True), values[0]
+            rows_only = sparse.is_row_sparse(array)
             if self.rank == 0:
+                array = array.tostype("default") if rows_only else array
                 self._operations.submit(
                     Request(state, INIT, flags=REPLACE),
                     b"p3_replace",
-                    source=arguments.on_cpu(values[0]),
+                    source=arguments.on_cpu(array),
                 )
+            if rows_only:
+                self._node.settle()
+                self.barrier()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """``init`` with rank 0's ``value``, then ``pull`` into ``out``.  Returns at once."""
@@ -175,7 +182,12 @@ class P3KVStore(NativeCalls):
         Returns at once.  ``out`` (default: ``value`` itself) gets the updated value, or the
         sum over all workers and devices where the store has no optimizer.
         """
-        both = zip(arguments.pairs(key, value), arguments.pairs(key, value if out is None else out))
+        out = value if out is None else out
+        both = list(zip(arguments.pairs(key, value), arguments.pairs(key, out)))
+        if len(both) > 1 and arguments.overwritten(both):
+            self.push(key, value, priority)
+            self.pull(key, out, priority, ignore_sparse=False)
+            return
         for (name, values), (_, outs) in both:
             if sparse.is_row_sparse(values[0]):
                 self.push(name, values, priority)

@@ -38,14 +38,14 @@ def test_launched_with_replace(script):
     command = p3("launch", "-n", 2, "-s", 1, "--replace", "old.py", "--kvstore", "dist_sync")
     done = run(command, cwd=script)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("GOT P3KVStore dist_sync_p3 2 [-3.0, -3.0]") == 2
+    assert done.stdout.count("GOT P3KVStore dist_sync 2 [-3.0, -3.0]") == 2
 
 
 @pytest.mark.parametrize("name", ["dist_device_sync", "dist_async"])
 def test_run_with_the_setting(script, name):
     done = run(p3("run", "old.py", "--kvstore", name), cwd=script, P3_REPLACE_NATIVE="1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"GOT P3KVStore {name}_p3 1 [-1.0, -1.0]" in done.stdout
+    assert f"GOT P3KVStore {name} 1 [-1.0, -1.0]" in done.stdout
 
 
 def test_not_asked_for_it_is_refused_with_both_ways_out(script):

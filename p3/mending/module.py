@@ -88,7 +88,7 @@ def _replace(module: Any, given: Dict[str, Any]) -> None:
     for name, on_devices in zip(group.param_names, group.param_arrays):
         if name in given:
             dense = on_devices[0].stype == "default"
-            value = on_devices[0] if dense else given[name].tostype("default")
+            value = on_devices[0] if dense else given[name].tostype("row_sparse")
             module._kvstore.replace(name, value)
 
 

@@ -83,7 +83,5 @@ def _is_on_servers(parameter: Any) -> bool:
 
 
 def _replace(parameter: Any) -> None:
-    trainer, value = parameter._trainer, parameter._data[0]
-    if value.stype != "default":
-        value = value.tostype("default")
-    trainer._kvstore.replace(trainer._param2idx[parameter.name], value)
+    trainer = parameter._trainer
+    trainer._kvstore.replace(trainer._param2idx[parameter.name], parameter._data[0])
