@@ -25,12 +25,16 @@ State = Any  # see the module's text
 
 
 class Piece(NamedTuple):
-    """The state of elements ``start`` to ``stop`` of a key of that ``shape``."""
+    """The state of elements ``start`` to ``stop`` of a key of that ``shape``.
+
+    ``updates``: how many the optimizer has made of it.
+    """
 
     key: Any
     shape: Tuple[int, ...]
     start: int
     stop: int
+    updates: int
     state: State
 
 
@@ -126,7 +130,14 @@ class RemoteUpdater:
             key: to_mxnet(join(sorted(found, key=lambda piece: piece.start)))
             for key, found in pieces.items()
         }
-        return pickle.dumps((states, self.changes.as_applied()) if dump_optimizer else states)
+        if not dump_optimizer:
+            return pickle.dumps(states)
+        optimizer = self.changes.as_applied()
+        # of an asynchronous key this rank has pushed a part of the updates only
+        updates = {key: max(piece.updates for piece in found) for key, found in pieces.items()}
+        optimizer._index_update_count.update(updates)
+        optimizer.num_update = max([optimizer.num_update, *updates.values()])
+        return pickle.dumps((states, optimizer))
 
     def set_states(self, states: bytes) -> None:
         """Have the servers go on from what ``get_states``, here or in local training, gave.
