@@ -61,7 +61,8 @@ def total(values: Sequence[Any]) -> Any:
     if len(arrays) == 1:
         return arrays[0]
     context = arrays[0].context
-    return mx.nd.add_n(*[a.as_in_context(context).as_nd_ndarray() for a in arrays])
+    with mx.autograd.pause():
+        return mx.nd.add_n(*[a.as_in_context(context).as_nd_ndarray() for a in arrays])
 
 
 def target(key: Key, outs: Sequence[Any]) -> Any:
@@ -75,7 +76,8 @@ def target(key: Key, outs: Sequence[Any]) -> Any:
 
 
 def spread(target: Any, outs: Sequence[Any]) -> None:
-    """Copy the result to the other devices' arrays."""
+    """Copy the result to the other devices' arrays, also inside ``autograd.record()``."""
     for array in outs:
         if array is not target:
-            target.copyto(array)
+            with mx.autograd.pause():  # MXNet records no copy into a parameter
+                target.copyto(array)
