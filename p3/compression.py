@@ -19,7 +19,8 @@ Pure: arrays in, bytes out.
 from __future__ import annotations
 
 import struct
-from typing import Any, Mapping, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -43,17 +44,19 @@ class Compression(NamedTuple):
         return self.kind != _HALF
 
 
-def parse(params: Mapping[str, Any]) -> Optional[Compression]:
+def parse(params: Any) -> Optional[Compression]:
     """The compression that ``set_gradient_compression`` is asked for; ``None`` for "none".
 
     ``params``: ``type`` and, for 1bit and 2bit, ``threshold`` (default 0.5).  Raises
     ``UsageError`` for anything else.
     """
-    where = f"set_gradient_compression({dict(params)!r})"
+    where = f"set_gradient_compression({params!r})"
+    if not isinstance(params, Mapping) or "type" not in params:
+        raise UsageError(f"{where}: a dict with a type is needed, such as {{'type': '2bit'}}")
     unknown = set(params) - {"type", "threshold"}
     if unknown:
         raise UsageError(f"{where}: {sorted(unknown)} is unknown; there are type and threshold")
-    kind = params.get("type", "none")
+    kind = params["type"]
     if kind == "none":
         return None
     if kind not in _KINDS:

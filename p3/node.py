@@ -115,9 +115,11 @@ class Node:
 
     def fail_key(self, key: Key, reason: str) -> None:
         """End all requests of ``key``, now and later, on every rank.  Returns at once."""
-        if self.worker is not None:
-            self.worker.fail_key(key, UsageError(reason))
-        self.control.fail_key(key.space, key.name, reason)
+        worker = self.worker
+        assert worker is not None
+        worker.fail_key(key, UsageError(reason))
+        if not self.finished and worker.error is None:  # else it is no reason, but a consequence
+            self.control.fail_key(key.space, key.name, reason)
 
     def later(self, action: Callable[[], None]) -> None:
         """Run ``action``, which may wait for arrays, on a thread of its own, in order."""

@@ -21,6 +21,14 @@ def is_row_sparse(array: Any) -> bool:
     return isinstance(array, mx.nd.sparse.RowSparseNDArray)
 
 
+def alike(arrays: List[Any]) -> List[Any]:
+    """``arrays``, all of them dense if some are."""
+    found = [is_row_sparse(array) for array in arrays]
+    if all(found) or not any(found):
+        return arrays
+    return [array.tostype("default") for array in arrays]
+
+
 def private(arrays: List[Any]) -> Any:
     """A row-sparse array on the CPU that nobody else can change: the sum of ``arrays``.
 
@@ -34,10 +42,12 @@ def contents(array: Any) -> Tuple[Array, Array]:
     """``(ids, values)``: ascending row numbers, int64, and their elements.  Blocks.
 
     Rows that ``array`` has twice are added up.  Raises ``MXNetError`` if it could not be
-    computed.
+    computed, ``UsageError`` if it has a row that its shape has not.
     """
     ids = array.indices.asnumpy().astype(np.int64)
     values = array.data.asnumpy()
+    if len(ids) and not 0 <= ids.min() <= ids.max() < array.shape[0]:
+        raise UsageError(f"it has rows {ids.min()} to {ids.max()} of {array.shape[0]}")
     if len(ids) > 1 and not (np.diff(ids) > 0).all():
         given, added = values, ids
         ids, places = np.unique(added, return_inverse=True)

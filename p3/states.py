@@ -25,12 +25,16 @@ State = Any  # see the module's text
 
 
 class Piece(NamedTuple):
-    """The state of elements ``start`` to ``stop`` of a key of that ``shape``."""
+    """The state of elements ``start`` to ``stop`` of a key of that ``shape``.
+
+    ``updates``: how many the optimizer has made of it.
+    """
 
     key: Any
     shape: Tuple[int, ...]
     start: int
     stop: int
+    updates: int
     state: State
 
 
@@ -81,6 +85,14 @@ def _map(state: State, change: Callable[..., Any], *others: State) -> State:
     return change(state, *others)
 
 
+def _joined(pieces: Dict[Any, List[Piece]]) -> Dict[Any, State]:
+    """The whole states, by key, of MXNet's arrays."""
+    return {
+        key: to_mxnet(join(sorted(found, key=lambda piece: piece.start)))
+        for key, found in pieces.items()
+    }
+
+
 class RemoteUpdater:
     """The servers' updaters of one store, seen from a worker.  For the training thread.
 
@@ -116,22 +128,31 @@ class RemoteUpdater:
 
         Blocks until they have come.  Every rank may call it, or one.
         """
-        states = self.states
-        return pickle.dumps((states, self.changes.as_applied()) if dump_optimizer else states)
+        pieces = self._pieces()
+        states = _joined(pieces)
+        if not dump_optimizer:
+            return pickle.dumps(states)
+        optimizer = self.changes.as_applied()
+        # of an asynchronous key this rank has pushed a part of the updates only
+        updates = {key: max(piece.updates for piece in found) for key, found in pieces.items()}
+        optimizer._index_update_count.update(updates)
+        optimizer.num_update = max([optimizer.num_update, *updates.values()])
+        return pickle.dumps((states, optimizer))
 
     @property
     def states(self) -> Dict[Any, State]:
         """A copy of all states after this rank's latest push, by key.  Blocks until it is here."""
+        return _joined(self._pieces())
+
+    def _pieces(self) -> Dict[Any, List[Piece]]:
+        """The states on all servers, by key.  Blocks until they have come."""
         self._settle()
         pieces: Dict[Any, List[Piece]] = {}
         for blob in self._ask("get_states", b""):
             for fields in unpickle.loads(blob):
                 piece = Piece(*fields)
                 pieces.setdefault(piece.key, []).append(piece)
-        return {
-            key: to_mxnet(join(sorted(found, key=lambda piece: piece.start)))
-            for key, found in pieces.items()
-        }
+        return pieces
 
     def set_states(self, states: bytes) -> None:
         """Have the servers go on from what ``get_states``, here or in local training, gave.

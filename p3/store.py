@@ -147,12 +147,13 @@ class P3KVStore(NativeCalls):
         """
         for name, values in arguments.pairs(key, value):
             state = self._known(name, values, sparse=True)
-            if sparse.is_row_sparse(values[0]):
+            arrays = sparse.alike(values)
+            if sparse.is_row_sparse(arrays[0]):
                 request = Request(state, PUSH, priority, *self._begin_push(name), ROWS)
-                self._operations.push_rows(request, values)
+                self._operations.push_rows(request, arrays)
             else:
                 self._operations.submit(
-                    self._push_of(state, priority), b"p3_push", arguments.total(values)
+                    self._push_of(state, priority), b"p3_push", arguments.total(arrays)
                 )
 
     def pull(
@@ -170,7 +171,9 @@ class P3KVStore(NativeCalls):
             state = self._known(name, outs, writing=True, sparse=True)
             if any(map(sparse.is_row_sparse, outs)):
                 if not ignore_sparse:
-                    self.row_sparse_pull(name, outs, priority, mx.nd.arange(state.shape[0]))
+                    self.row_sparse_pull(
+                        name, outs, priority, mx.nd.arange(state.shape[0], dtype="int64")
+                    )
                 continue
             target = arguments.target(state, outs)
             self._operations.submit(Request(state, PULL, priority), b"p3_pull", target=target)
@@ -214,8 +217,8 @@ class P3KVStore(NativeCalls):
             state = self._known(name, outs, writing=True, sparse=True)
             if not all(map(sparse.is_row_sparse, outs)) or len(ids) not in (1, len(outs)):
                 raise UsageError(
-                    f"row_sparse_pull of key {name!r} needs row-sparse arrays as out, and one"
-                    f" array of row_ids or {len(outs)}, not {len(ids)}"
+                    f"row_sparse_pull of key {name!r} needs row-sparse arrays as out, and an array"
+                    f" of row_ids for each of the {len(outs)} or one for all: {len(ids)} were given"
                 )
             for array, wanted in zip(outs, ids if len(ids) > 1 else ids * len(outs)):
                 rows = sparse.wanted(name, wanted, state.shape[0])

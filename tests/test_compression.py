@@ -67,6 +67,10 @@ def test_half_precision():
         ({"type": "2bit", "threshold": 0}, "threshold"),
         ({"type": "2bit", "threshold": "much"}, "threshold"),
         ({"type": "2bit", "treshold": 1}, "treshold"),
+        ({}, "a dict with a type"),
+        ({"threshold": 1}, "a dict with a type"),
+        (None, "a dict with a type"),
+        ("2bit", "a dict with a type"),
     ],
 )
 def test_what_cannot_be_is_refused(params, words):
@@ -76,7 +80,6 @@ def test_what_cannot_be_is_refused(params, words):
 
 def test_none_switches_compression_off():
     assert parse({"type": "none"}) is None
-    assert parse({}) is None
 
 
 @pytest.mark.parametrize("payload", [b"", b"\1\0\0\0", b"\1\0\0\0\0\0\0\0", b"\7" + bytes(8)])

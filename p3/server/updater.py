@@ -135,6 +135,7 @@ class Updater:
                     unit.entry.shape,
                     unit.start,
                     unit.start + len(unit.value),
+                    self._optimizer._index_update_count.get(slot.index, 0),
                     to_numpy(states[slot.index]),
                 )
             )

@@ -74,33 +74,6 @@ def test_pushpull_of_a_list_takes_the_values_as_they_were(pair):
 # ---- inside autograd.record()
 
 
-def recorded_calls():
-    kv = mx.kv.create(STORE)
-    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-    devices = [mx.cpu(0), mx.cpu(1)]
-    weights = [mx.nd.ones((SIZE,), device) for device in devices]
-    for weight in weights:
-        weight.attach_grad()
-    with mx.autograd.record():
-        kv.broadcast("w", weights[0] * 3, out=weights)
-        losses = [(weight * weight).sum() for weight in weights]
-    mx.autograd.backward(losses)
-    with mx.autograd.record():
-        kv.pushpull("w", [weight.grad for weight in weights], out=weights)
-        again = mx.nd.zeros((SIZE,))
-        kv.push("w", [mx.nd.ones((SIZE,), device) for device in devices])
-        kv.pull("w", out=[again, *weights])
-        assert mx.autograd.is_recording()
-    return [weights[0].grad.asnumpy(), *(w.asnumpy() for w in [again, *weights])]
-
-
-def test_weights_of_several_devices_are_written_while_gradients_are_recorded(pair):
-    for gradient, *weights in pair.run(recorded_calls):
-        np.testing.assert_array_equal(gradient, 6.0)
-        for weight in weights:
-            np.testing.assert_array_equal(weight, 3 - 4 * 6.0 - 4)
-
-
 class SparseFirst(mx.gluon.Block):
     """A row-sparse weight, which the first forward pass pulls, and a dense one of later shape."""
 

@@ -115,6 +115,25 @@ def test_values_of_several_devices_are_summed_and_results_reach_them_all(job, re
             assert (array == 2 * (1 + 10) + 2 * (0 + 1)).all()
 
 
+def pushpull_while_recording():
+    kv = mx.kv.create("dist_sync_p3")
+    weights = [mx.nd.ones((20,), mx.cpu(i)) for i in range(2)]
+    for weight in weights:
+        weight.attach_grad()
+    kv.init("w", weights[0])
+    with mx.autograd.record():
+        loss = (weights[1] * 3).sum()
+        kv.pushpull("w", [mx.nd.ones((20,), mx.cpu(i)) for i in range(2)], out=weights)
+    loss.backward()
+    return [weight.asnumpy().tolist() for weight in weights], weights[1].grad.asnumpy().tolist()
+
+
+def test_calls_in_a_recorded_forward_pass_are_not_recorded(pair):
+    for weights, gradient in pair.run(pushpull_while_recording):
+        assert weights == [[4.0] * 20] * 2
+        assert gradient == [3.0] * 20
+
+
 def lists():
     kv = mx.kv.create(STORE)
     keys, values = ["a", 5, "5"], [mx.nd.full((9 + n,), n) for n in range(3)]

@@ -167,6 +167,38 @@ def test_an_embedding_through_trainer_is_that_of_one_process(pair):
         np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
+def devices_of_two_kinds(order):
+    kv = mx.kv.create(STORE)
+    kv.init("w", mx.nd.zeros((ROWS, WIDTH)))
+    values = [gradient([1, 3], 0), mx.nd.ones((ROWS, WIDTH))][::order]
+    out = mx.nd.zeros((ROWS, WIDTH))
+    kv.push("w", values)
+    kv.pull("w", out=out)
+    return out.asnumpy()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_row_sparse_and_dense_values_of_several_devices_are_added_up(pair, order):
+    expected = 2 * (gradient([1, 3], 0).asnumpy() + 1)
+    for ours in pair.run(devices_of_two_kinds, order):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def a_row_too_far():
+    kv = mx.kv.create(STORE)
+    kv.init("w", mx.nd.zeros((ROWS, WIDTH)))
+    bad = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, WIDTH)), [ROWS]), shape=(ROWS, WIDTH))
+    out = mx.nd.zeros((ROWS, WIDTH))
+    kv.push("w", bad)
+    kv.pull("w", out=out)
+    with pytest.raises(mx.base.MXNetError, match=rf"'w'.*{ROWS}"):
+        out.wait_to_read()
+
+
+def test_rows_that_are_not_there_fail_the_key(single):
+    single.run(a_row_too_far)
+
+
 def sparse_weight(kvstore, context, batches):
     """Train an embedding whose weight is row-sparse, pulling the rows of each batch."""
     net = mx.gluon.contrib.nn.SparseEmbedding(ROWS, WIDTH)

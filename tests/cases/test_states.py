@@ -140,6 +140,28 @@ def test_through_trainer(pair, tmp_path):
         assert our_rate == rate
 
 
+def pushes_of_two_ranks(path):
+    kv = mx.kv.create("dist_async_p3")
+    kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.25))
+    weight = mx.nd.zeros((20,))
+    kv.broadcast("w", weight, out=weight)
+    for rank, pushes in ((0, 6), (1, 2)):
+        kv.barrier()
+        for _ in range(pushes if kv.rank == rank else 0):
+            kv.pushpull("w", mx.nd.ones((20,)), out=weight)
+            weight.wait_to_read()
+    kv.barrier()
+    kv.save_optimizer_states(f"{path}{kv.rank}", dump_optimizer=True)
+
+
+def test_updates_of_an_asynchronous_key_are_counted_whoever_made_them(pair, tmp_path):
+    pair.run(pushes_of_two_ranks, tmp_path / "states")
+    for rank in range(2):
+        _, optimizer = pickle.loads((tmp_path / f"states{rank}").read_bytes())
+        assert optimizer._index_update_count == {"w": 8}
+        assert optimizer.num_update == 8
+
+
 class Trap:
     def __reduce__(self):
         return (print, ("opened",))
