@@ -58,14 +58,16 @@ def _chunks(arrays: Sequence[Any]) -> List[int]:
     return [ndarray.chunk(array) for array in arrays if isinstance(array, mx.nd.NDArray)]
 
 
-def check_array(name: Any, array: Any, sparse: bool = False) -> None:
-    """Raise unless p3 can store ``array``; ``sparse``: whether it may be row-sparse."""
+def check_array(name: Any, array: Any, sparse: bool = False) -> str:
+    """The array's dtype; raises unless p3 can store it.  ``sparse``: it may be row-sparse."""
     if not isinstance(array, mx.nd.NDArray):
         raise UsageError(f"key {name!r}: an mx.nd.NDArray is needed, not {type(array).__name__}")
     if not ndarray.is_dense(array) and not (sparse and array.stype == "row_sparse"):
         raise UsageError(f"key {name!r}: {array.stype} arrays are not supported here")
-    if ndarray.dtype(array) not in _DTYPES:
-        raise UsageError(f"key {name!r}: dtype {ndarray.dtype(array)} is not supported")
+    dtype = ndarray.dtype(array)
+    if dtype not in _DTYPES:
+        raise UsageError(f"key {name!r}: dtype {dtype} is not supported")
+    return dtype
 
 
 def on_cpu(array: Any) -> Any:

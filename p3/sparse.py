@@ -68,8 +68,13 @@ def wanted(key: Any, row_ids: Any, rows: int) -> Array:
     return ids
 
 
+def made_of(ids: Array, values: Array, shape: Tuple[int, ...]) -> Any:
+    """A row-sparse array of ``shape`` that consists of these rows, of the values' dtype."""
+    content = mx.nd.array(values, dtype=values.dtype), mx.nd.array(ids, dtype=np.int64)
+    return mx.nd.sparse.row_sparse_array(content, shape=shape)
+
+
 def fill(out: Any, ids: Array, values: Array) -> None:
     """Make the row-sparse ``out`` consist of these rows."""
-    content = mx.nd.array(values, dtype=values.dtype), mx.nd.array(ids, dtype=np.int64)
     with mx.autograd.pause():  # rows are pulled in the middle of a recorded forward pass
-        mx.nd.sparse.row_sparse_array(content, shape=out.shape, dtype=out.dtype).copyto(out)
+        made_of(ids, values.astype(out.dtype, copy=False), out.shape).copyto(out)

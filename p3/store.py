@@ -97,10 +97,10 @@ class P3KVStore(NativeCalls):
                 self._known(name, values, sparse=True)
                 continue
             array = values[0]
-            arguments.check_array(name, array, sparse=True)
+            dtype = arguments.check_array(name, array, sparse=True)
             if sparse.is_row_sparse(array):
                 array = array.tostype("default")
-            state = Key(self._space, name, ndarray.shape(array), ndarray.dtype(array))
+            state = Key(self._space, name, ndarray.shape(array), dtype)
             self._keys[name] = state
             updater = self._updater
             whole = updater is not None and optimizers.needs_whole_keys(updater.optimizer)
@@ -338,8 +338,7 @@ class P3KVStore(NativeCalls):
         if key.error is not None:
             raise key.error
         for array in arrays:
-            arguments.check_array(name, array, sparse)
-            shape, dtype = ndarray.shape(array), ndarray.dtype(array)
+            dtype, shape = arguments.check_array(name, array, sparse), ndarray.shape(array)
             if shape != key.shape:
                 raise UsageError(f"key {name!r} has shape {key.shape}, not {shape}")
             if not writing and dtype != key.dtype:

@@ -101,11 +101,12 @@ class Request:
 
     def payload(self, part: Slice) -> bytes | memoryview:
         """What is sent about a slice."""
-        start, stop = self.span(part)
-        values = b"" if self.source is None else self.source[start:stop]
+        source, itemsize = self.source, self.key.itemsize
         if self.rows is not None:
-            first, last = rows.span(self.rows, self.key.row_elems, part.start, part.stop)[:2]
-            return rows.encode(self.rows[first:last], values)
+            span = rows.span(self.rows, self.key.row_elems, part.start, part.stop)
+            content = b"" if source is None else source[span[2] * itemsize : span[3] * itemsize]
+            return rows.encode(self.rows[span[0] : span[1]], content)
+        values = b"" if source is None else source[part.start * itemsize : part.stop * itemsize]
         if self.compression is not None:
             residual = self.key.residual if self.compression.keeps_residual else None
             if residual is not None:

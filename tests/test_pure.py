@@ -28,7 +28,6 @@ MAY_NAME_MXNET = {
     "sparse.py",  # takes its row-sparse arrays apart
     "ndarray.py",  # looks into its arrays
     "server/updater.py",  # applies its optimizers
-    "server/touched.py",  # gives them row-sparse gradients
     "compat.py",  # prepares its import
     "_hook.py",  # waits for its import
     "naming.py",  # registers the stores with it

@@ -70,16 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-s", "--servers", type=_count, metavar="S", help="number of servers (default: W)"
     )
-    stores = parser.add_mutually_exclusive_group()
-    stores.add_argument(
-        "--replace",
-        action="store_true",
-        help="p3 takes over dist_sync, dist_device_sync and dist_async (P3_REPLACE_NATIVE=1)",
-    )
-    stores.add_argument(
-        "--native",
-        action="store_true",
-        help="start MXNet's own scheduler and servers, for a script that uses dist_sync",
+    scripts.add_stores(
+        parser, "start MXNet's own scheduler and servers, for a script that uses dist_sync"
     )
     return parser
 

@@ -76,16 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    stores = parser.add_mutually_exclusive_group()
-    stores.add_argument(
-        "--replace",
-        action="store_true",
-        help="p3 takes over dist_sync, dist_device_sync and dist_async (P3_REPLACE_NATIVE=1)",
-    )
-    stores.add_argument(
-        "--native",
-        action="store_true",
-        help="leave role, scheduler and servers to MXNet's own distributed stores",
+    scripts.add_stores(
+        parser, "leave role, scheduler and servers to MXNet's own distributed stores"
     )
     return parser
 

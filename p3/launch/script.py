@@ -9,6 +9,7 @@ Arguments after the script are its own, whatever they look like.
 
 from __future__ import annotations
 
+import argparse
 import importlib.machinery
 import importlib.util
 import os
@@ -65,6 +66,17 @@ def split(argv: List[str], valued: Collection[str] = ()) -> Tuple[List[str], Opt
             return argv[:at], Script(arg, rest)
         at += 2 if arg in valued else 1
     return argv, None
+
+
+def add_stores(parser: argparse.ArgumentParser, native: str) -> None:
+    """The options for who serves MXNet's names of stores; ``native``: the help for --native."""
+    stores = parser.add_mutually_exclusive_group()
+    stores.add_argument(
+        "--replace",
+        action="store_true",
+        help="p3 takes over dist_sync, dist_device_sync and dist_async (P3_REPLACE_NATIVE=1)",
+    )
+    stores.add_argument("--native", action="store_true", help=native)
 
 
 def set_path(script: Script) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any, List, Optional, Tuple
 
-import mxnet as mx
 import numpy as np
 
-from p3 import rows
+from p3 import rows, sparse
 from p3.rounds import Push
 from p3.rows import Rows
 
@@ -59,6 +58,4 @@ def row_sparse(touched: Rows, shape: Tuple[int, ...]) -> Any:
     row_elems = math.prod(shape[1:])
     ids = touched.offsets[::row_elems] // row_elems
     values = touched.values.reshape((-1, *shape[1:]))
-    return mx.nd.sparse.row_sparse_array(
-        (mx.nd.array(values, dtype=values.dtype), mx.nd.array(ids, dtype=np.int64)), shape=shape
-    )
+    return sparse.made_of(ids, values, shape)
